@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from smallmind.nn.cache import KeyValueCache
     from smallmind.nn.gradient_check import GradientCheck, gradient_check
     from smallmind.nn.inspection import Inspection
+    from smallmind.nn.pictures import show
     from smallmind.nn.recompute import CheckpointManager
     from smallmind.nn.transformer import TransformerModel
     from smallmind.optim.adamw import AdamW
@@ -96,6 +97,7 @@ _EXPORTS = {
     "matmul_transpose_a": "smallmind.kernels.linalg",
     "matmul_transpose_b": "smallmind.kernels.linalg",
     "set_threads": "smallmind.forecast.threads",
+    "show": "smallmind.nn.pictures",
 }
 
 __all__ = [
@@ -136,6 +138,7 @@ __all__ = [
     "matmul_transpose_a",
     "matmul_transpose_b",
     "set_threads",
+    "show",
 ]
 
 

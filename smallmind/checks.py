@@ -81,7 +81,7 @@ def _finite(text: str) -> float:
 def whole(value: Any, low: int = 0, meaning: str = "") -> int:
     """Returns value, a whole number of a file. ValueError unless low <= value < 2**63."""
     if type(value) is not int or not low <= value < 2**63:  # True is an int too
-        wanted = meaning or f"a whole number from {low} on"
+        wanted = meaning or f"a whole number of at least {low}"
         raise ValueError(f"{shown_value(value)} is not {wanted}")
     return value
 

@@ -124,7 +124,7 @@ READERS = {  # by the suffix of a file or by what it is; any other file is read 
     ".zst": "smallmind.corpus.compressed:read_packed",
     ".zip": "smallmind.corpus.compressed:read_zip",
     ".parquet": "smallmind.corpus.parquet:read_parquet",
-    "a chat of WhatsApp": "smallmind.corpus.chats:read_whatsapp",
+    "a WhatsApp chat": "smallmind.corpus.chats:read_whatsapp",
 }
 
 # How conversations are written, for tokenizers that do not say so. The last of the `special` tokens

@@ -3,13 +3,18 @@
 import copy
 import dataclasses
 import pickle
+import typing
+from os import PathLike
+from typing import Literal
 
 import pytest
 
 from smallmind import GenerationConfig, InputError, ModelConfig, RunConfig, Settings, TrainingConfig
 from smallmind.checks import setting
 from smallmind.cli import main
-from smallmind.settings.settings import from_saved
+from smallmind.settings.presets import ARCHITECTURES, PRESETS, RECIPES, SIZES
+from smallmind.settings.run_fields import Recipe, RunFields
+from smallmind.settings.settings import LOSS_SETTINGS, SECTIONS, from_saved
 from tests.programs import refusal, refuses
 
 CONFIGS = [GenerationConfig, ModelConfig, TrainingConfig, RunConfig]
@@ -153,3 +158,17 @@ def test_settings_are_values():
     for same in (copy.deepcopy(settings), pickle.loads(pickle.dumps(settings))):
         assert same == settings and hash(same) == hash(settings)
         assert same.distillation.teacher == "runs/large"
+
+
+def test_the_keywords_of_create_are_the_settings_and_the_names_of_several():
+    known = {"size": SIZES, "arch": ARCHITECTURES, "preset": PRESETS}
+    wanted = {name: Literal[tuple(names)] | None for name, names in known.items()}
+    for kind in SECTIONS.values():
+        hints = typing.get_type_hints(kind)
+        wanted |= {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    files = {x for kind in LOSS_SETTINGS.values() for x in (*kind.paths, *kind.creates)}
+    for name in ("init_from", "tokenizer", *files):  # a program may give a Path
+        wanted[name] = wanted[name] | PathLike[str]
+    del wanted["text"], wanted["out"]  # arguments of their own
+    assert typing.get_type_hints(RunFields) == wanted
+    assert set(typing.get_args(Recipe)) == set(RECIPES)

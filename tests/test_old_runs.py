@@ -70,7 +70,7 @@ def test_an_old_run_resumes_to_the_same_weights(run, missing, near, cli):
     for name, value in old.items():
         np.testing.assert_allclose(new[name], value, rtol=0, atol=near[0], err_msg=name)
     assert losses(run) == pytest.approx(before, abs=near[1])
-    said = "Dropout now drops other elements than in smallmind 0.1.0" in printed
+    said = "Dropout now drops different elements than in smallmind 0.1.0" in printed
     assert said == (near == DROPPED) == ("Dropout" in printed)
 
 

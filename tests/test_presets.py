@@ -189,7 +189,7 @@ def test_adapters_of_blocks_that_end_in_norms_learn_at_lower_rates():
 def test_a_saved_run_keeps_its_settings_whatever_the_default_recipe(tmp_path):
     path = saved_run(tmp_path)
     assert configure(resolve(file=path))["training"] == TrainingConfig(steps=7)
-    refuses("--recipe modern would change nothing", resolve, file=path, recipe="modern")
+    refuses("--recipe modern has no effect", resolve, file=path, recipe="modern")
     refuses("recipe='gpt3' must be one of gpt2, modern", resolve, recipe="gpt3")
 
 
@@ -402,7 +402,7 @@ def test_a_run_of_an_earlier_version_can_be_trained_again(tmp_path):
 @pytest.mark.parametrize("source", [{"size": "small"}, {"preset": "test"}])
 def test_a_name_that_would_change_nothing_is_refused(tmp_path, source):
     (kind, name), *_ = source.items()
-    refuses(f"--{kind} {name} would change nothing", resolve, file=saved_run(tmp_path), **source)
+    refuses(f"--{kind} {name} has no effect", resolve, file=saved_run(tmp_path), **source)
 
 
 def test_a_program_names_sizes_as_the_command_line_does(tmp_path):
@@ -413,4 +413,4 @@ def test_a_program_names_sizes_as_the_command_line_does(tmp_path):
     run = Run.create(text=CATS, out=tmp_path / "run", block_size=16, steps=1, **names)
     assert (run.settings.model.n_layer, run.settings.model.norm) == (2, "rmsnorm")
     refuses("size='huge' must be one of nano, tiny", Run.create, text=CATS, size="huge")
-    refuses("size='nano' would change nothing", Run.create, settings=Settings(), size="nano")
+    refuses("size='nano' has no effect", Run.create, settings=Settings(), size="nano")

@@ -37,6 +37,7 @@ SHORTER = {
     "--chat --out": "--chat --steps 20 --out",
     "--steps 300": "--steps 30",
     "steps=200": "steps=20",
+    "--lora-rank 16 --out runs/adapted": "--lora-rank 16 --steps 10 --out runs/adapted",
 }
 TASKS = {
     "pairs.jsonl": {"good": "The cat was here.", "bad": "The cat here was."},
@@ -115,12 +116,10 @@ def smallest(words):
     return [*kept, *size, "--steps", "10"]
 
 
-def test_the_two_commands_at_the_top_stay_as_they_are():
-    first = [block.strip() for kind, block in BLOCKS if kind == "sh"][:2]
-    assert first == [
-        "python -m pip install -e . && smallmind train",
-        'python -m pip install -e ".[test]" && python -m pytest',
-    ]
+def test_the_two_commands_of_the_readme_stay_as_they_are():
+    blocks = [block.strip() for kind, block in BLOCKS if kind == "sh"]
+    assert blocks[0] == "python -m pip install -e . && smallmind train"
+    assert 'python -m pip install -e ".[test]" && python -m pytest' in blocks
 
 
 @pytest.mark.parametrize("words", [words for words in ALL if ours(words)], ids=shlex.join)

@@ -11,6 +11,7 @@ import tokenize
 import pytest
 
 from smallmind import nn
+from smallmind.checks import count_of
 from smallmind.nn.layer import Branch, Layer, Norm
 from tests.sources import LIBRARY, ROOT, broken, nodes_of
 
@@ -139,3 +140,79 @@ def test_the_docstring_of_a_layer_has_its_formula_in_the_first_line():
     described = set(layers) - {Layer, Branch, Norm}  # these are only bases
     assert len(described) > 20
     assert [x for x in described if " = " not in x.__doc__.partition("\n")[0]] == []
+
+
+# Symptoms of a translation: a pattern, and a text in which it must be found.
+SYMPTOMS = {
+    r"\banew\b": "The conversation begins anew",
+    r"\bin vain\b": "tried three times, in vain",
+    r"\b[Ww]hat is longer\b": "What is longer than a window is cut",
+    r"\b(sites|programs|models|people|secrets) of others\b": "lets sites of others use it",
+    r"(?<!here )\b(is|are) no (?!longer\b|faster\b)\w+": "/foo is no command",
+    r"\bmore wait\b": "1 of 2 threads: more wait for each other",
+    r"\bso (many|few)\b": "with so many decimals",
+    r"\bthat is none\b": "a file that is none",
+    r"\b[Gg]o(es)? on (with|from)\b": "go on with the next step",
+    r"\bmeanwhile\b": "another program has taken it meanwhile",
+    r"\b(known|built) here\b": "'yarn' is not built here",
+    r"\bwith commas between\b": "several, with commas between them",
+    r"\b(directory|model) of transformers\b": "a directory of transformers",
+    r"\bhalf a character\b": "the text has half a character",
+    r"\bwould change nothing\b": "recipe='gpt2' would change nothing",
+    r"\bholds no\b": "runs holds no run",
+    r"\btaken back\b": "the last question is taken back",
+    r"\bwhich else\b": "its last argument, which else is the path",
+    r"\bcould have stood\b": "what else could have stood there",
+    r"\beverybody\b": "lets everybody in the network use it",
+    r"\bsays who the model\b": "says who the model is",
+    r"\b1 (windows|steps|minutes|layers|tokens|runs|turns|files)\b": "1 windows of 64",
+    r"\b(a|an) \w+ of (HTML|RTF|WhatsApp|Telegram|Git LFS)\b": "a page of HTML",
+}
+SYMPTOM = re.compile("|".join(SYMPTOMS))
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "smallmind").rglob("*.md"),
+    *(ROOT / "smallmind").glob("page/page.[hj]*"),
+]
+
+
+def messages(text):
+    """The texts of a module that people may read: all but docstrings, with {} for values."""
+    nodes = nodes_of(text)
+    documented = [node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | FUNCTIONS)]
+    apart = {id(node.body[0].value) for node in documented if ast.get_docstring(node)}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            apart |= {id(part) for part in node.values}
+            yield "".join(
+                part.value if isinstance(part, ast.Constant) else "{}" for part in node.values
+            )
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in apart:
+            yield node.value
+
+
+def translated(text):
+    """The symptoms in the messages of a module."""
+    return [found[0] for message in messages(text) for found in SYMPTOM.finditer(message)]
+
+
+@pytest.mark.parametrize("symptom", SYMPTOMS)
+def test_what_reads_as_translated_is_found(symptom):
+    text = SYMPTOMS[symptom]
+    assert re.search(symptom, text) and translated(f"raise E(f'{{x}}: ' {text!r})")
+    assert not translated(f'"""{text}"""')
+
+
+def test_no_message_reads_as_translated():
+    assert broken([(translated, LIBRARY)])[translated] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_no_page_reads_as_translated(path):
+    assert [found[0] for found in SYMPTOM.finditer(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 window"), (1.0, "1 window"), (2, "2 windows")])
+def test_a_count_has_its_plural(count, said):
+    assert count_of(count, "window") == said

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from smallmind.charts.axis import format_tick, ticks, worth_seeing
 from smallmind.charts.curve import Curve
@@ -32,7 +32,6 @@ class Panel:
     lines: Sequence[Line]
     from_zero: bool = False
     is_small: bool = False
-    shows_start: bool = False  # also where it is steep
     shows_all: bool = False  # also steep starts and single spikes
 
     @property
@@ -46,8 +45,7 @@ class Panel:
         shown = [line for line in self.lines if not line.faint]
         dots = [value for line in shown if line.dots for value in line.points.values]
         values = [value for line in shown if not line.dots for value in line.points.values]
-        starts = [x.points.values[0] for x in shown if len(x.points)] if self.shows_start else []
-        others = [*dots, *starts, *(values if self.shows_all else ())]
+        others = [*dots, *(values if self.shows_all else ())]
         low, high = worth_seeing(values or dots or [0.0], others)
         margin = 0.05 * (high - low)
         if high - low <= 1e-9 * max(abs(low), abs(high)):  # they may differ by rounding
@@ -57,21 +55,15 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels over steps, or over time if `seconds` has those of its unit; both begin at 0.
-
-    With `is_logarithmic`, steps are on a logarithmic axis that begins at 1.
-    """
+    """Panels over steps, or over time if `seconds` has those of its unit; both begin at 0."""
 
     title: str  # is read aloud
     panels: Sequence[Panel]
     x_name: str = "steps"
     seconds: float = 0.0
-    is_logarithmic: bool = False
 
     def xs(self, curve: Curve) -> Sequence[float]:
         """Returns the places of a curve on the axis, in its unit."""
-        if self.is_logarithmic:
-            return [math.log10(max(1, step)) for step in curve.steps]
         return [x / self.seconds for x in curve.seconds] if self.seconds else curve.steps
 
     @property
@@ -85,12 +77,7 @@ class Figure:
         """Returns at most about count places on the axis, and their labels."""
         left, right = self.x_range
         right = right if right > left else left + 1
-        if not self.is_logarithmic:
-            return [(tick, format_tick(tick)) for tick in ticks(left, right, count)]
-        digits = (1, 2, 5) if right < count / 2 else (1,)
-        every = max(1, math.ceil(right / count))  # decades
-        numbers = [n * 10**e for e in range(0, int(right) + 1, every) for n in digits]
-        return [(math.log10(n), format_tick(n)) for n in numbers if math.log10(n) <= right]
+        return [(tick, format_tick(tick)) for tick in ticks(left, right, count)]
 
 
 def losses(runs: Sequence[tuple[str, Curve, Curve]]) -> Panel:
@@ -119,13 +106,9 @@ def lines(
     return Figure(title, [Panel(y_name or title, "", drawn, shows_all=True)], x_name, seconds=1.0)
 
 
-def losses_of(loss: Curve, held_out: Curve, whole: bool = False) -> Figure:
-    """-> the losses of one run by step; with `whole` also the first, steep ones.
-
-    The axis of steps is then logarithmic: the start of a run has as much room as its end.
-    """
-    panel = replace(losses([("", loss, held_out)]), shows_start=whole)
-    return Figure("Training and held-out loss by step", [panel], is_logarithmic=whole)
+def losses_of(loss: Curve, held_out: Curve) -> Figure:
+    """Returns the losses of one run by step."""
+    return Figure("Training and held-out loss by step", [losses([("", loss, held_out)])])
 
 
 def noisy(name: str, curve: Curve, run: int = 0) -> list[Line]:

@@ -1,5 +1,6 @@
 """Figures as SVG: for a page that has STYLE, or as a picture that needs nothing else."""
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +18,9 @@ MAX_DOTS = 40  # evaluations up to which each is a dot
 MAX_NAME = 56  # letters in the legend
 N_COLOURS = 6
 MAX_NUMBER = 1e30  # larger ones are left out
+
+
+Point = tuple[float, float]
 
 
 class Geometry(NamedTuple):
@@ -146,7 +150,7 @@ def _panel(figure: Figure, panel: Panel, top: int, is_last: bool, layout: Geomet
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = layout.left + (x - left) / (right - left) * (end - layout.left)
-        return across, top + (high - min(max(y, low), high)) / (high - low) * height
+        return across, top + (high - y) / (high - low) * height
 
     parts = [text_of(2, top - 16, panel.label)]
     for tick in ticks(low, high, 3 if panel.is_small else layout.ticks):
@@ -161,14 +165,30 @@ def _panel(figure: Figure, panel: Panel, top: int, is_last: bool, layout: Geomet
         if not len(line.points):
             continue
         thin = line.points.thinned(MAX_POINTS)
-        places = [place(*point) for point in zip(figure.xs(thin), thin.values, strict=True)]
-        parts.append(line_of(_kind(panel, line), places))
-        if len(places) == 1 or (line.dots and len(places) <= MAX_DOTS):
+        points = list(zip(figure.xs(thin), thin.values, strict=True))
+        for part in _within(points, low, high):
+            parts.append(line_of(_kind(panel, line), [place(*point) for point in part]))
+        places = [place(*point) for point in points if low <= point[1] <= high]
+        if len(points) == 1 or (line.dots and len(points) <= MAX_DOTS):
             colour = _kind(panel, line).split()[1]
             parts += [
                 f'<circle class="dot {colour}" r="3" cx="{x:.1f}" cy="{y:.1f}"/>' for x, y in places
             ]
     return parts
+
+
+def _within(points: Sequence[Point], low: float, high: float) -> list[list[Point]]:
+    """-> the parts of a line that are between two heights, each to where it crosses one of them."""
+    parts: list[list[Point]] = [[]]
+    for (x, y), (next_x, next_y) in itertools.pairwise([*points, points[-1]]):
+        if low <= y <= high:
+            parts[-1].append((x, y))
+        bounds = [z for z in (low, high) if min(y, next_y) < z < max(y, next_y)]
+        for z in bounds if y < next_y else reversed(bounds):
+            parts[-1].append((x + (next_x - x) * (z - y) / (next_y - y), z))
+        if parts[-1] and not low <= next_y <= high:
+            parts.append([])
+    return [part for part in parts if part]
 
 
 def _kind(panel: Panel, line: Line) -> str:

@@ -1,4 +1,4 @@
-"""Talk with a model that was trained on conversations."""
+"""Talk to a model that was trained on conversations."""
 
 import argparse
 import dataclasses
@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.cli.console import Console, typed_lines
 from smallmind.cli.flags import (
     MODEL_OR_RUN,
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from smallmind.writing.chat import Chat
 
 HELP = """\
-/system TEXT       says who the model is, and begins anew
-/reset             forgets the conversation
-/undo              takes back the last question and its answer
-/save FILE         writes the conversation as JSON, which `smallmind train` reads
+/system TEXT       set the system prompt and start a new conversation
+/reset             start a new conversation
+/undo              remove your last question and its answer
+/save FILE         save the conversation as JSON, which `smallmind train` reads
 /temperature X     0: always the likeliest answer; higher: more varied
-/help              shows this
-Ctrl-C stops an answer, Ctrl-D ends the program."""
+/help              show this list
+Ctrl-C stops an answer, Ctrl-D quits."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `smallmind chat`."""
     parser.epilog = (
-        "Each line that is typed, or comes from a pipe, is a question. Lines that begin with / are "
-        "commands; /help lists them."
+        "Each line that you type or pipe in is a question. Lines that start with / are commands; "
+        "/help lists them."
     )
     add_run(parser, MODEL_OR_RUN)
     add_checkpoint(parser)
-    parser.add_argument("--system", default="", metavar="TEXT", help="says who the model is")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
     parser.add_argument(
         "--json",
         action="store_true",
@@ -74,8 +74,8 @@ def run(options: argparse.Namespace) -> int:
         model, tokenizer = found.load(precision=options.precision)
         tokenizer = with_template_args(tokenizer, template_args(options.template_args))
         chat = Chat(model, tokenizer, options.system, form_of(options, tokenizer), **vars(config))
-        hint = "; /help lists commands, Ctrl-D ends" if sys.stdin and sys.stdin.isatty() else ""
-        notes.line(f"Talking with {found.found_at(path)}{hint}")
+        hint = " (/help lists commands, Ctrl-D quits)" if sys.stdin and sys.stdin.isatty() else ""
+        notes.line(f"Talking to {found.found_at(path)}{hint}")
         _talk(chat, notes, options.json)
     return 0
 
@@ -95,8 +95,8 @@ def _talk(chat: "Chat", notes: Console, as_json: bool) -> None:
             console.piece("\n")
         if chat.dropped > dropped:
             notes.line(
-                f"(the conversation is longer than the {chat.model.config.block_size:,} tokens "
-                f"that the model sees: it no longer sees the first {chat.dropped} turns)"
+                f"(the conversation exceeds the context of {chat.model.config.block_size:,} "
+                f"tokens: the model no longer sees the first {count_of(chat.dropped, 'turn')})"
             )
         dropped = chat.dropped
         if not console.has_reader:
@@ -136,26 +136,26 @@ class Commands:
         name, _, rest = line[1:].partition(" ")
         if name not in self._all:
             known = ", ".join(f"/{name}" for name in self._all)
-            raise InputError(f"/{name} is no command; there are {known}")
+            raise InputError(f"unknown command /{name}. Commands: {known}")
         return self._all[name](rest.strip())
 
     def _system(self, text: str) -> str:
         self._chat.reset()
         self._chat.system = text
-        return "The conversation begins anew" + (f", with: {text}" if text else "")
+        return "New conversation" + (f", system prompt: {text}" if text else "")
 
     def _reset(self, _: str) -> str:
         self._chat.reset()
-        return "The conversation is forgotten"
+        return "New conversation"
 
     def _undo(self, _: str) -> str:
         if self._chat.undo():
-            return "The last question and its answer are taken back"
-        return "There is nothing to take back"
+            return "Removed your last question and its answer"
+        return "Nothing to undo"
 
     def _save(self, name: str) -> str:
         if not name:
-            raise InputError("/save needs a file, as in /save chat.json")
+            raise InputError("/save needs a file name, as in /save chat.json")
         content: dict[str, Any] = {"messages": self._chat.messages}
         text = json.dumps(content, ensure_ascii=False) + "\n"
         try:
@@ -163,11 +163,11 @@ class Commands:
             Path(name).expanduser().write_text(text, encoding="utf-8")
         except OSError as error:
             raise InputError(f"cannot write {name}: {error.strerror}") from None
-        return f"Wrote {len(self._chat.turns)} turns to {name}"
+        return f"Wrote {count_of(len(self._chat.turns), 'turn')} to {name}"
 
     def _temperature(self, value: str) -> str:
         chat = self._chat
         with suppress(ValueError):
             chat.config = dataclasses.replace(chat.config, temperature=float(value))
-            return f"The temperature is {chat.config.temperature:g}"
-        raise InputError("/temperature needs a number from 0 on, as in /temperature 0.7")
+            return f"Temperature: {chat.config.temperature:g}"
+        raise InputError("/temperature needs a number of at least 0, as in /temperature 0.7")

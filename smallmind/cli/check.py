@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
             console.line(slower)
         training = prepared.training()
         if reason := why_not_repeated(training, config):
-            console.line(f"Steps are not repeated from a recording: {reason}")
+            console.line(f"Steps are not replayed from a recording: {reason}")
         with activity.doing("Checking", usual=True):
             for result in preflight(training, config, untrained=is_untrained):
                 console.line(repr(result), INDENT)

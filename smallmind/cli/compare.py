@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "evaluations; where there are none, the best held-out loss of each run is shown. * marks "
         "the lowest. Times include evaluations. Runs whose tokens differ are compared by bits per "
         "byte. Runs may still be training. Results of tasks (`evaluate --pairs` and the like) are "
-        "compared item by item; runs that differ in their seed alone are of one kind, and what "
-        "their spread explains is no difference."
+        "compared item by item. Runs that differ only in their seed form one group; differences "
+        "within its spread are not reported as such."
     )
 
 
@@ -99,12 +99,12 @@ def _show_tasks(console: Console, compared: "Sequence[TaskComparison]") -> None:
     for task, measure, shares, changes in compared:
         if task != title:
             console.line()
-            console.line(f"{task}, % right with an interval of 95 %")
+            console.line(f"{task}, % correct with 95% intervals")
             title = task
         _show(console, "", [[measure, *(x.shown() if x else UNKNOWN for x in shares)]])
         for before, after, interval in changes:
             names = [", ".join(LABELS[i] for i in numbers) for numbers in (after, before)]
-            console.line(f"{' against '.join(names)}: {interval.told()}")
+            console.line(f"{' vs. '.join(names)}: {interval.told()}")
 
 
 def _show_lowest(
@@ -121,7 +121,7 @@ def _show_lowest(
         mark = "*" * (loss == best and len(points) > 1)
         cells = f"{mark}{loss:.4f}", f"{step:,}", _place(seconds, "time", last)
         columns.append(cells if point else (UNKNOWN, UNKNOWN, UNKNOWN))
-    console.line(f"Best {TITLES[field][0].lower()}{TITLES[field][1:]}, of each run")
+    console.line(f"Best {TITLES[field][0].lower()}{TITLES[field][1:]}")
     _show(console, "", list(zip(*columns, strict=True)))
 
 

@@ -82,16 +82,16 @@ def _parts_of(config: ModelConfig) -> str:
     if config.head_size:
         heads += f" of {config.head_size} channels"
     if config.kv_heads < config.n_head:
-        heads += f", {config.kv_heads} of keys and values"
+        heads += f", {count_of(config.kv_heads, 'key/value head')}"
     has_positions = position_class(config) is not Position
     positions = f"{config.position} positions" if has_positions else "no positions"
     extras = {
-        "queries and keys normalised": config.qk_norm,
+        "normalised queries and keys": config.qk_norm,
         "first values mixed into each block": config.value_residual,
         "embedding mixed into each block": config.x0_scalars,
-        "pairs of tokens embedded": config.bigram_rows,
+        "bigram embedding": config.bigram_rows,
         "zero initialisation": config.zero_init,
-        "soft cap": config.logit_softcap,
+        "logit soft cap": config.logit_softcap,
         "documents masked": config.document_token is not None,
     }
     parts = [config.norm, positions, config.mlp, heads]
@@ -115,7 +115,7 @@ def model_for_minutes(settings: Settings) -> str:
     return (
         f"For {count_of(run.minutes, 'minute')}: {count_of(model.n_layer, 'layer')} of "
         f"{count_of(model.n_embd, 'channel')}, {count_of(run.batch_size, 'window')} of "
-        f"{model.block_size}, dropout {model.dropout:g}, "
+        f"{count_of(model.block_size, 'token')}, dropout {model.dropout:g}, "
         f"weight decay {settings.training.weight_decay:g}"
     )
 
@@ -149,7 +149,7 @@ def text_rows(
         rows += _packing_rows(data)
     elif isinstance(data, PairsDataset | QuestionsDataset):
         parts = (("training", data.count_of("train")), ("held out", data.count_of("held_out")))
-        rows[1] = ["longest", f"{data.longest:,} tokens, with the prompt"]
+        rows[1] = ["longest", f"{data.longest:,} tokens, including the prompt"]
         rows += [[name, count_of(count, data.unit)] for name, count in parts]
     else:
         rows += [
@@ -170,14 +170,14 @@ def _packing_rows(data: "PackedDataset") -> list[list[str]]:
     for name, part in (("training", data.train), ("held out", data.held_out)):
         share, windows = part.learned / max(1, part.tokens), count_of(part.count, "window")
         rows.append([name, f"{part.tokens:,} tokens, {share:.0%} learned, in {windows}"])
-    rows.append(["left empty", f"{data.train.padding:.1%} of the windows"])
+    rows.append(["padding", f"{data.train.padding:.1%}"])
     pieces = data.train.pieces
     longer = {
-        "cut at a turn": pieces.divided,
-        "cut short": pieces.cut_short,
-        "without an answer": pieces.left_out,
+        "split at a turn": pieces.divided,
+        "truncated": pieces.cut_short,
+        "skipped": pieces.left_out,
     }
-    rows += [[x, f"{n:,} that are longer than a window"] for x, n in longer.items() if n]
+    rows += [[x, f"{n:,} longer than a window"] for x, n in longer.items() if n]
     return rows
 
 
@@ -222,7 +222,7 @@ def _advice_on_vocabulary(run: "Run") -> str:
         return ""
     wanted = getattr(run.settings.run, name)
     if wanted > V:
-        return f"Only {V:,} of {wanted:,} tokens: no pair of them occurs twice in the text"
+        return f"Only {V:,} of {wanted:,} tokens: no further pair occurs twice in the text"
     # An embedding is looked up; all else is multiplied with.
     head = V * model.config.n_embd
     blocks = [spec for spec in model.flat.specs if spec.name.startswith("blocks.")]
@@ -231,13 +231,13 @@ def _advice_on_vocabulary(run: "Run") -> str:
         return ""
     if share > MAX_HEAD_SHARE:
         return (
-            f"The head takes {share:.0%} of the arithmetic: a smaller --vocab-size or a larger "
-            "model learns more in the same time"
+            f"The output layer takes {share:.0%} of the arithmetic: a smaller --vocab-size or a "
+            "larger model would learn more in the same time"
         )
     if len(tokens) < MIN_PER_TOKEN * V:
         return (
-            f"The text has {len(tokens) / V:.0f} tokens for each of the vocabulary: too few to "
-            "learn all of them well; a smaller --vocab-size would do better"
+            f"The text has only {len(tokens) / V:.0f} tokens per entry of the vocabulary, too few "
+            "to learn them all well: a smaller --vocab-size would do better"
         )
     return ""
 
@@ -250,9 +250,9 @@ def _advice_on_length(run: "Run") -> str:
         if run.settings.run.init_from or report.conversations >= ENOUGH_PAIRS:
             return ""
         return (
-            f"Expect answers that look right and say little: {report.conversations:,} of them "
-            "teach the form of an answer, not the language. Start from a model that was trained on "
-            "a text, or imported: --init-from RUN"
+            f"{count_of(report.conversations, 'conversation')} teach a model how answers look, not "
+            "the language: expect fluent nonsense. To avoid that, start from a model trained on a "
+            "text, or an imported one: --init-from RUN"
         )
     if source.is_chat:  # built in, and new each time
         return ""
@@ -262,16 +262,16 @@ def _advice_on_length(run: "Run") -> str:
     if passes > (FEWER_PASSES if is_large else MAX_PASSES):
         enough = max(ENOUGH_CHARACTERS, math.ceil(characters * passes / FEWER_PASSES))
         scale = 10 ** (len(str(enough)) - 2)
-        fewer = ", or fewer steps" if characters >= ENOUGH_CHARACTERS else ""
+        fewer = ", or train for fewer steps" if characters >= ENOUGH_CHARACTERS else ""
         return (
-            f"Expect the model to repeat these {characters:,} characters by heart: it reads them "
-            f"{passes:,.0f} times; to write something new it needs {-(-enough // scale) * scale:,} "
-            f"or more{fewer}"
+            f"The model will memorise these {characters:,} characters: it reads them "
+            f"{passes:,.0f} times. For new text, use {-(-enough // scale) * scale:,} characters or "
+            f"more{fewer}"
         )
     if characters < ENOUGH_CHARACTERS and not run.settings.run.init_from:
         return (
-            f"Expect no more than pieces of these {characters:,} characters: to write something "
-            f"new a model needs {ENOUGH_CHARACTERS:,} or more"
+            f"{characters:,} characters are too few: the model will recite fragments. For new "
+            f"text, use {ENOUGH_CHARACTERS:,} or more"
         )
     return ""
 
@@ -280,7 +280,7 @@ def _describe_run(console: Console, run: "Run") -> None:
     training, config = run.settings.training, run.settings.run
     block_size = run.training.data.block_size
     windows = config.batch_size * training.grad_accum_steps
-    shape = f"{count_of(windows, 'window')} of {block_size}"
+    shape = f"{count_of(windows, 'window')} of {block_size:,}"
     epochs = f" ({count_of(training.epochs, 'epoch')})" if training.epochs else ""
     rows = [
         ["steps", f"{training.steps:,}{epochs}"],
@@ -291,7 +291,7 @@ def _describe_run(console: Console, run: "Run") -> None:
     if (size := run.session.leader.size) > 1:
         fewest, others = divmod(training.shards, size)
         each = f"{fewest} or {fewest + 1}" if others else f"{fewest}"
-        rows.append(["processes", f"{size}, each {each} of {training.shards} data shards"])
+        rows.append(["processes", f"{size}, each with {each} of {training.shards} data shards"])
     if training.recompute != CheckpointStrategy.NONE:
         rows.append(["activations", f"recomputed, {training.recompute}"])
     if config.backend == "numba":

@@ -35,7 +35,7 @@ MAX_EVALUATING = 0.2
 MIN_SECONDS = 10.0  # of evaluations, below which there is little to save
 MIN_UNUSED = 0.1  # of the minutes, from which it is said why
 LONGER_MEMORISES = (
-    f"more than {MAX_PASSES} passes over the text would memorise it; --steps N trains for longer"
+    f"more than {MAX_PASSES} passes over the text would only memorise it (--steps N trains longer)"
 )
 MAX_WAITING, MIN_WAITING = 0.05, 1.0  # share and seconds that steps may wait for batches
 # val_every and val_batches as nobody has set them: no advice about the program's own choice.
@@ -45,7 +45,7 @@ NOT_CHOSEN = [
 ]
 MIN_LOSSES = 4  # for a curve
 QUESTION = "question"  # the unit of what answers earn
-JUDGED = {"pair": "pairs won", "answer": "answers judged rightly"}  # units of losses besides tokens
+JUDGED = {"pair": "pairs won", "answer": "answers judged correctly"}  # of losses besides tokens
 MIN_SPARKLINE, MAX_SPARKLINE = 8, 40  # characters
 MAX_FINDINGS = 3  # lines about one problem at one step
 
@@ -122,9 +122,9 @@ class ProgressDisplay:
                     "digits."
                 )
             case records.ThreadsRecord(threads=threads, most_threads=most):
-                text = f"training on {most} threads again"
+                text = f"using all {most} threads again"
                 if threads < most:  # because of other programs, or of a small model
-                    text = f"training on {threads} of {most} threads: more wait for each other"
+                    text = f"using {threads} of {most} threads: more would only wait for each other"
                 self.console.line(f"{prefix}  {text}")
             case records.EarlyStopRecord():
                 self.console.line(
@@ -222,14 +222,14 @@ def show_minutes(console: Console, run: "Run") -> None:
     seconds, left = 60 * minutes, run.session.deadline - activity.clock()
     if len(fitted) > 1:
         console.line(
-            f"Steps were fitted to the time as the run went: {planned:,} were planned, and "
-            f"{progress.step:,} trained"
+            f"Steps were adjusted to the time as the run went: {planned:,} planned, "
+            f"{progress.step:,} done"
         )
     if abs(left) <= MIN_UNUSED * seconds:
         return
-    reason = "the machine became slower, or what follows the last step took longer than expected"
+    reason = "the machine slowed down, or the work after the last step took longer than expected"
     if progress.ended:
-        reason = "it had nothing more to learn"
+        reason = "the held-out loss had stopped improving"
     elif left > 0:
         reason = LONGER_MEMORISES
     taken = activity.duration(seconds - left)
@@ -250,7 +250,8 @@ def show_costs(console: Console, run: "Run") -> None:
         is_chosen = is_chosen and not run.files.config.limits_evaluations
         if is_chosen and share > MAX_EVALUATING and evaluating > MIN_SECONDS:
             console.warning(
-                f"{text}: evaluate less often (--val-every) or on less text (--val-batches)"
+                f"{text}: evaluate less often (a larger --val-every) or on less text (fewer "
+                "--val-batches)"
             )
         else:
             console.line(text)
@@ -275,8 +276,8 @@ def show_usage(console: Console, training: "Training") -> None:
     text = usage_text(dataclasses.asdict(usage.record(training.progress.step)))
     if usage.waiting > max(MIN_WAITING, MAX_WAITING * usage.seconds):
         console.warning(
-            f"{text}: draw batches while steps compute (--prefetch 4), from tokens that "
-            "`smallmind prepare` has written to a fast disk"
+            f"{text}: prepare batches in the background (--prefetch 4), and encode the text once "
+            "with `smallmind prepare`, on a fast disk"
         )
     elif text:
         console.line(text)
@@ -288,12 +289,12 @@ def show_looks(console: Console, training: "Training") -> None:
     if config.target_loss is None:
         return
     seconds, looking = progress.seconds["total"], progress.seconds["looks"]
-    text = "Looks at the held-out loss between evaluations: none"
+    text = "Checks of the held-out loss between evaluations: none"
     if progress.looks:
         share = f" ({looking / seconds:.0%})" if seconds > 0 else ""
         text = (
-            f"Looks at the held-out loss: {progress.looks}, after steps {progress.first_look:,} to "
-            f"{progress.looked:,}; they took {looking:.1f} of {seconds:.1f} seconds{share}"
+            f"Checks of the held-out loss: {progress.looks}, after steps {progress.first_look:,} "
+            f"to {progress.looked:,}, in {looking:.1f} of {seconds:.1f} seconds{share}"
         )
     if not progress.ended and progress.look_loss is not None:
         text += f"; the last one found {progress.look_loss:.4f}"
@@ -322,25 +323,28 @@ def show_result(console: Console, run: "Run") -> None:
     part = "the whole held-out text"
     if result.tokens < held_out:
         part = f"{result.tokens:,} of {held_out:,} held-out tokens"
+        if run.files.source.is_chat and run.settings.run.learn == "answers":
+            part = f"the answers ({part})"
     console.line(f"Final held-out loss: {result.loss:.4f} nats per token, on {part}")
     config = run.settings.training
     if config.val_every and config.val_batches:
         batches = count_of(config.val_batches, "batch", "batches")
-        console.line(f"  The held-out losses of evaluations before it are those of {batches}")
+        console.line(f"  Earlier evaluations used {batches} of it")
     console.line(f"  {scores}")
     if run.session.ended.asked:
-        console.line(exact(run.session.ended.asked.exact_match, run.session.ended.asked.asked))
+        answers = exact(run.session.ended.asked.exact_match, run.session.ended.asked.asked)
+        console.line(answers.capitalize())
     elif run.settings.run.text is None:
         floor, excess = floor_of_stories(result)
         console.line(
             f"The entropy of the stories is {floor:.4f} nats per character: the model is "
-            f"{excess:.2f} nats above that floor"
+            f"{excess:.2f} nats above that limit"
         )
 
 
 def exact(share: float, asked: int) -> str:
     """Returns how many held-out questions were answered word for word."""
-    return f"{round(share * asked):,} of {asked:,} held-out questions answered word for word"
+    return f"exact answers: {round(share * asked):,} of {asked:,} held-out questions"
 
 
 def floor_of_stories(result: Evaluation) -> tuple[float, float]:
@@ -356,12 +360,12 @@ def token_name(kind: str) -> str:
 
 
 def _scores(result: Evaluation | records.EvaluationRecord, token: str) -> str:
-    """-> "2.879 bits/char, perplexity 7.36, next char right 39.4%"; bits/byte where they differ."""
+    """-> "2.879 bits/char, perplexity 7.36, next-char accuracy 39.4%"; bits/byte if different."""
     bits = f"{result.bits_per_character:.3f} bits/char"
     if token != "char" or f"{result.bits_per_byte:.3f}" != f"{result.bits_per_character:.3f}":
         bits += f", {result.bits_per_byte:.3f} bits/byte"
     perplexity = format_perplexity(result.perplexity)
-    return f"{bits}, perplexity {perplexity}, next {token} right {result.accuracy:.1%}"
+    return f"{bits}, perplexity {perplexity}, next-{token} accuracy {result.accuracy:.1%}"
 
 
 def format_perplexity(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Measure how well a trained model predicts a text, or does on tasks."""
+"""Measure how well a trained model predicts a text, or how it does on tasks."""
 
 import argparse
 import json
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 MOST_ASKED = 1000  # held-out questions
 TASKS = {
-    "pairs": "a good and a bad sentence each: right if the good one is likelier",
-    "choices": "a context, choices and the right one each: right if that is the likeliest, as a "
-    "whole, per character or per byte",
-    "exact": "a prompt and its answer each: right if the model writes that",
+    "pairs": "items with a good and a bad sentence; correct if the good one is likelier",
+    "choices": "items with a context, choices and an answer; correct if the answer is the "
+    "likeliest choice, as a whole, per character or per byte",
+    "exact": "items with a prompt and an answer; correct if the model writes that answer",
 }
 
 
@@ -45,28 +45,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_checkpoint(parser)
     add_precision(
         parser,
-        "several, with commas between them, are compared, and the report of the run shows them",
+        "several, separated by commas, are compared, and shown in the report of the run",
     )
     parser.add_argument(
         "--unknown",
         choices=("refuse", "skip"),
         default="refuse",
-        help="what to do if TEXT has characters that the model does not know: refuse the text, or "
-        "skip and count them, and of tasks the items that have any (refuse)",
+        help="if TEXT has characters that the model does not know: refuse the text, or skip and "
+        "count them; in tasks, skip the items that contain any (refuse)",
     )
     group = parser.add_argument_group(
         "Tasks",
-        "Files of .jsonl, .json, .csv or .tsv, perhaps with .gz after that, instead of TEXT. The "
-        "names of their fields are in `smallmind guide evaluating`. The run keeps its last 100 "
-        "results: `report` and `compare` show them.",
+        "Files in .jsonl, .json, .csv or .tsv, optionally .gz, instead of TEXT. `smallmind guide "
+        "evaluating` lists their fields. The run keeps its last 100 results, for `report` and "
+        "`compare`.",
     )
     for kind, about in TASKS.items():
         group.add_argument(f"--{kind}", type=Path, metavar="FILE", help=about)
     group.add_argument(
         "--group-by",
         metavar="FIELD",
-        help="the field of groups in the table; default: group, paradigm, UID, task, subset, "
-        "category, subject or type, if there is one",
+        help="field whose values are the rows of the table; default: group, paradigm, UID, task, "
+        "subset, category, subject or type, if there is one",
     )
     group.add_argument("--json", action="store_true", help="print a line of JSON for each file")
     add_form(parser)
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     if options.run_flag and options.run_name and not options.text:
         options.run_name, options.text = None, str(options.run_name)  # evaluate --run RUN TEXT
     if (form := asked_form(options)) and not options.exact:
-        raise InputError(f"--{form} is for what a model writes: add --exact FILE")
+        raise InputError(f"--{form} constrains generated text: add --exact FILE")
     if any(vars(options)[kind] for kind in TASKS):
         return _run_tasks(options)
     if options.json or options.group_by:
@@ -139,29 +139,29 @@ def run(options: argparse.Namespace) -> int:
     if opened and is_own and len(losses) > 1:
         compared.save(path)
     if source and not is_own:
-        part = f"{shorten(source.name)}, all of it (not the text of the run)"
+        part = f"{shorten(source.name)}, all of it (not the run's own text)"
     elif opened:
         part = f"{shorten(opened.files.name)}, the held-out part"
     token = token_name(tokenizer.kind)
     rows = [
         ["model", found.name],
         ["text", part],
-        *([["left out", left_out]] if left_out else []),
+        *([["skipped", left_out]] if left_out else []),
         *([["precision", losses[0].precision]] if precisions != ["float32"] else []),
         ["tokens predicted", f"{result.tokens:,}"],
         ["held-out loss" if is_own else "loss", f"{result.loss:.4f} nats per token"],
         ["", f"{result.bits_per_character:.4f} bits/char"],
         ["", f"{result.bits_per_byte:.4f} bits/byte"],
         ["perplexity", format_perplexity(result.perplexity)],
-        [f"next {token} right", f"{result.accuracy:.1%}"],
+        [f"next-{token} accuracy", f"{result.accuracy:.1%}"],
     ]
     if asked:
         right = round(asked.exact_match * asked.asked)
-        rows.append(["answers word for word", f"{right:,} of {asked.asked:,}"])
+        rows.append(["exact answers", f"{right:,} of {asked.asked:,}"])
     elif opened and is_own and opened.settings.run.text is None:
         floor, excess = floor_of_stories(result)
         rows.append(["entropy of the stories", f"{floor:.4f} nats per character"])
-        rows.append(["above that floor", f"{excess:.4f} nats"])
+        rows.append(["above that limit", f"{excess:.4f} nats"])
     console.table("Evaluation", rows)
     if len(losses) > 1:
         console.line(str(compared.table()))
@@ -179,9 +179,9 @@ def _is_run(path: Path) -> bool:
 def _run_tasks(options: argparse.Namespace) -> int:
     """Prints a table for each file of a task, or a line of JSON."""
     if options.text:
-        raise InputError("tasks are in files of their own: leave out TEXT, or evaluate it alone")
+        raise InputError("tasks come from their own files: leave out TEXT, or evaluate it alone")
     if len(options.precision or ()) > 1:
-        raise InputError("tasks are evaluated in one --precision at a time")
+        raise InputError("tasks take one --precision at a time")
     from smallmind.exchange.stored import find
     from smallmind.runs.files import TASKS as KEPT
     from smallmind.tasks.task import evaluate_task
@@ -215,7 +215,7 @@ def _run_tasks(options: argparse.Namespace) -> int:
                 if is_run:
                     result.keep(path / KEPT)
             except OSError as error:  # after it has been shown: it may have taken long
-                notes.warning(f"The run cannot keep this result: {error}")
+                notes.warning(f"This result cannot be saved with the run: {error}")
     return 0
 
 
@@ -233,8 +233,8 @@ def _known(source: "Source", tokenizer: "Tokenizer", unknown: str) -> tuple["Sou
     shown = ", ".join(map(repr, characters[:5])) + (", ..." if len(characters) > 5 else "")
     if unknown != "skip":
         raise InputError(
-            f"{shorten(source.name)} has {found} that the model has never seen: {shown}; leave "
-            f"{'them' if count > 1 else 'it'} out with --unknown skip, or train with --tokenizer "
-            "bpe or byte, which encode any text"
+            f"{shorten(source.name)} has {found} that the model has never seen: {shown}; skip "
+            f"{'them' if count > 1 else 'it'} with --unknown skip, or retrain with --tokenizer "
+            "bpe, which handles any text"
         )
     return known, f"{found}: {shown}"

@@ -22,13 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         required=True,
         metavar=("FORMAT", "PATH"),
-        help=f"format ({formats}) and where to write it: hf DIR, new or empty, gguf FILE.gguf, "
-        "which is replaced if it is a GGUF file; html FILE.html, a page with the model inside, for "
-        "any browser; peft and gguf-adapter write an adapter alone",
+        help=f"format ({formats}) and where to write it: hf DIR, new or empty; gguf FILE.gguf, "
+        "replaced if it is a GGUF file; html FILE.html, a page with the model inside, for any "
+        "browser; peft and gguf-adapter write only an adapter",
     )
     parser.add_argument(
         "--type",
-        help=f"how weights are stored (f32): {_types()}",
+        help=f"number type of the weights (f32): {_types()}",
     )
     add_checkpoint(parser)
 
@@ -38,7 +38,7 @@ def _types() -> str:
     plain = ", ".join(kind.name for kind in TYPES if kind.block == 1)
     blocks = ", ".join(f"{kind.name} ({kind.bits} bits)" for kind in TYPES if kind.block > 1)
     page = ", ".join(kind.name for kind in TYPES if "page" in kind.uses)
-    return f"{plain} or, in GGUF, blocks of integers: {blocks} per weight; in HTML {page}"
+    return f"{plain}, or in GGUF blocks of integers: {blocks} per weight; in HTML {page}"
 
 
 def run(options: argparse.Namespace) -> int:

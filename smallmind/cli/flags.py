@@ -45,7 +45,7 @@ ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # what a backslash makes of the le
 MORE_HELP = {"stop": "; \\n is a line break, \\t a tab, \\\\ a backslash"}
 DEFAULTS = Choices({}).fields
 METAVARS = {int: "N", float: "X", str: "DIR"}
-MODEL_OR_RUN = "a run, a model or checkpoint file, a GGUF file, or a directory of transformers"
+MODEL_OR_RUN = "a run, a model or checkpoint file, a GGUF file, or a Hugging Face model folder"
 
 
 def title_of(config: type) -> str:
@@ -76,7 +76,7 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
 def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     """Adds TEXT, sources of settings, and a flag for every field of the configs."""
     parser.usage = f"{parser.prog} [-h] [TEXT ...] [FLAG [VALUE]] ..."
-    add_text(parser, "*", "; also what `smallmind prepare` wrote; without any, built-in stories")
+    add_text(parser, "*", ", or the output of `smallmind prepare`; default: built-in stories")
     add_source_flags(parser)
     for config in SECTIONS.values():
         group = parser.add_argument_group(title_of(config))
@@ -92,7 +92,7 @@ def add_text(parser: argparse.ArgumentParser, count: str, more: str = "") -> Non
         nargs=count,
         default=argparse.SUPPRESS,
         metavar="TEXT",
-        help="files with text in them (also .jsonl, .csv, .epub, .docx, .zip ...), folders or "
+        help="text files (including .jsonl, .csv, .epub, .docx, .zip ...), folders or "
         f"patterns{more}",
     )
 
@@ -101,8 +101,8 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
     """Adds --recipe, --size, --arch, --preset and --config."""
     group = parser.add_argument_group(
         "Settings by name or from a file",
-        "--config overrides --preset, which overrides --size and --arch, and these --recipe; all "
-        "other flags override these.",
+        "--config overrides --preset, which overrides --size and --arch, which override --recipe; "
+        "any other flag overrides all of these.",
     )
     shapes = ", ".join(f"{name} {s['n_layer']}x{s['n_embd']}" for name, s in SIZES.items())
     lengths = ", ".join(f"{name} with {s['steps']} steps" for name, s in PRESETS.items())
@@ -111,14 +111,14 @@ def add_source_flags(parser: argparse.ArgumentParser) -> None:
         "--recipe",
         choices=RECIPES,
         help=f"how a model learns ({DEFAULT_RECIPE}). {recipes}. Defaults below are those of "
-        f"{DEFAULT_RECIPE}; a TransformerModel that a program makes has GPT-2's parts",
+        f"{DEFAULT_RECIPE}; from Python, TransformerModel defaults to GPT-2's parts",
     )
     group.add_argument("--size", choices=SIZES, help=f"layers x channels of the model: {shapes}")
     group.add_argument(
         "--arch",
         choices=ARCHITECTURES,
-        help="the parts of the model together: GPT-2's, Llama's (with --qk-norm: Qwen3's), or "
-        "those that learn fastest in small models",
+        help="architecture of the model: GPT-2's, Llama's (with --qk-norm: Qwen3's), or the one "
+        "that learns fastest in small models",
     )
     group.add_argument("--preset", choices=PRESETS, help=f"kind of run: {lengths}")
     group.add_argument(
@@ -150,7 +150,7 @@ def _precisions(text: str) -> list[str]:
     names = text.split(",")
     if unknown := [name for name in names if name not in tuple(Precision)]:
         raise argparse.ArgumentTypeError(
-            f"{unknown[0]!r} must be one of {', '.join(Precision)}, or several with commas"
+            f"{unknown[0]!r} must be one of {', '.join(Precision)}, or several separated by commas"
         )
     return names
 
@@ -166,16 +166,16 @@ def add_template_args(parser: argparse.ArgumentParser, more: str = "") -> None:
 
 def add_form(parser: argparse.ArgumentParser) -> None:
     """Adds --format, --schema and --regex, for `form_of`."""
-    group = parser.add_argument_group("Form of what is written, for programs that read it")
+    group = parser.add_argument_group("Structured output")
     one = group.add_mutually_exclusive_group()
-    one.add_argument("--format", choices=("json",), help="an object of JSON")
+    one.add_argument("--format", choices=("json",), help="write a JSON object")
     one.add_argument(
-        "--schema", type=Path, metavar="FILE.json", help="JSON as this JSON schema says"
+        "--schema", type=Path, metavar="FILE.json", help="write JSON that follows this JSON schema"
     )
     one.add_argument(
         "--regex",
         metavar="R",
-        help="a text that this regular expression matches as a whole, as in '[0-9]{4}'",
+        help="write text that matches this regular expression as a whole, as in '[0-9]{4}'",
     )
 
 
@@ -209,7 +209,7 @@ def add_precision(parser: argparse.ArgumentParser, several: str = "") -> None:
     bits += [f"{kind.bits} in {kind.name}" for kind in others]
     text = (
         f"number type of the weights; fewer bits are faster for large models: {', '.join(bits)}; "
-        "default: that in which the run was trained, float32 for a file or an imported model"
+        "default: the one the run was trained in; float32 for a file or an imported model"
     )
     if several:
         more: dict[str, Any] = {
@@ -237,15 +237,15 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
         "--checkpoint",
         type=lambda text: int(text) if text.isdecimal() else text,
         metavar="newest|best|STEP",
-        help="which checkpoint of the run; default: the final model, or the newest checkpoint if "
-        "the run has not ended",
+        help="checkpoint of the run to use; default: the final model, or the newest checkpoint of "
+        "an unfinished run",
     )
     parser.add_argument(
         "--adapter",
         type=Path,
         metavar="RUN|DIR",
-        help="what --lora-rank has trained beside that model, or a directory of PEFT; then "
-        "--checkpoint is one of this run",
+        help="adapter to apply to that model: a run with --lora-rank, or a PEFT folder; "
+        "--checkpoint then refers to this run",
     )
 
 
@@ -289,7 +289,7 @@ def _runs_in(folder: Path) -> list[Path]:
     runs = [folder / run.name for run in SweepPlan.read(folder).runs]
     begun = [path for path in runs if (path / CONFIG).exists()]
     if not begun:
-        raise InputError(f"no run of the sweep in {folder} has begun yet")
+        raise InputError(f"no run of the sweep in {folder} has started yet")
     return begun
 
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.cli.console import Console, typed_lines
 from smallmind.cli.flags import (
     MODEL_OR_RUN,
@@ -46,13 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="number of texts, with seeds from --seed up (1)",
+        help="number of texts, with consecutive seeds from --seed (1)",
     )
     parser.add_argument(
         "-i",
         "--interactive",
         action="store_true",
-        help="ask for prompts; Ctrl-C ends a text, Ctrl-D the program",
+        help="ask for prompts; Ctrl-C stops a text, Ctrl-D quits",
     )
     parser.add_argument(
         "--json",
@@ -64,9 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         type=unescaped,
         metavar="TEXT",
-        help='with -i: what is continued, with {} in place of the prompt, as in "Q: {}\\nA:"',
+        help='with -i: text around each prompt, which replaces {}, as in "Q: {}\\nA:"',
     )
-    add_template_args(parser, ": the prompt is a question in it, and not a text to continue")
+    add_template_args(parser, "; the prompt is then a user turn, not a text to continue")
     add_precision(parser)
     add_form(parser)
     add_config_flags(parser, GenerationConfig)
@@ -80,11 +80,11 @@ def run(options: argparse.Namespace) -> int:
     if options.interactive and (options.json or options.n > 1 or options.prompt is not None):
         raise InputError("--interactive asks for prompts: leave out --prompt, --n and --json")
     if options.interactive and options.template_args is not None:
-        raise InputError("--template-args is for --prompt; talk with smallmind chat")
+        raise InputError("--template-args needs --prompt; to talk, use smallmind chat")
     if options.template and not options.interactive:
-        raise InputError("--template is for prompts that are typed: add --interactive")
+        raise InputError("--template needs --interactive")
     if options.template and "{}" not in options.template:
-        raise InputError("--template needs {} in place of the prompt, as in 'Q: {}\\nA:'")
+        raise InputError("--template needs {} where the prompt goes, as in 'Q: {}\\nA:'")
     from smallmind.exchange.stored import find
     from smallmind.text.templates import asked, template_args, with_template_args
     from smallmind.writing.generation import Writer
@@ -133,7 +133,7 @@ def _print_text(writer: "Writer", prompt: str, notes: Console) -> None:
 def _show_speed(writer: "Writer", notes: Console) -> None:
     tokens = sum(writer.counts)
     if writer.seconds and tokens:
-        notes.line(f"{tokens:,} tokens, {tokens / writer.seconds:,.0f} tokens/s")
+        notes.line(f"{count_of(tokens, 'token')}, {tokens / writer.seconds:,.0f} tokens/s")
 
 
 def _print_samples(writer: "Writer", prompt: str, path: Path, notes: Console, as_json: bool) -> int:

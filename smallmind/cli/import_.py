@@ -1,4 +1,4 @@
-"""Make a run from a model of transformers (a directory with safetensors) or a GGUF file."""
+"""Make a run from a Hugging Face model folder, a GGUF file, or a PEFT adapter."""
 
 import argparse
 import sys
@@ -16,10 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         type=Path,
         metavar="DIR|FILE",
-        help="a directory with config.json, tokenizer.json and .safetensors, or a .gguf file, of "
-        f"{', '.join(known.name for known in PUBLISHED)}; or a directory of PEFT, with "
-        "adapter_config.json. A published model is fetched with `hf download OWNER/NAME "
-        "--local-dir NAME`, of the package huggingface_hub",
+        help="a Hugging Face model folder (config.json, tokenizer.json, .safetensors) or a .gguf "
+        f"file, of {', '.join(known.name for known in PUBLISHED)}; or a PEFT adapter folder "
+        "(adapter_config.json). `hf download OWNER/NAME --local-dir NAME` fetches a published "
+        "model; it comes with the package huggingface_hub",
     )
     parser.add_argument(
         "--out", type=Path, metavar="RUN", help="directory of the run; default: runs/<date>-<name>"
@@ -28,14 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--base",
         type=Path,
         metavar="MODEL",
-        help="the model that an adapter of PEFT belongs to; default: where its config says, if "
-        "that is a path",
+        help="base model of a PEFT adapter; default: the one in its config, if that is a path",
     )
     parser.add_argument(
         "--block-size",
         type=int,
         metavar="N",
-        help="shorten the context to N tokens; not if the model has learned its positions",
+        help="shorten the context to N tokens; not for models with learned positions",
     )
 
 
@@ -57,11 +56,11 @@ def run(options: argparse.Namespace) -> int:
     ]
     if adapter := made.settings.training.adapter:
         rows.append(["adapter", f"rank {adapter.rank}, on {', '.join(adapter.on)}"])
-        rows.append(["of", shorten(made.settings.run.init_from or "")])
+        rows.append(["base model", shorten(made.settings.run.init_from or "")])
     console.table("Imported adapter" if adapter else "Imported model", rows)
     console.line(f"The run is in {made.path}")
     console.command("Next:", ["smallmind", "generate", str(made.path)])
     console.command(
-        "To train it on:", ["smallmind", "train", "TEXT", "--init-from", str(made.path)]
+        "To fine-tune it:", ["smallmind", "train", "TEXT", "--init-from", str(made.path)]
     )
     return 0

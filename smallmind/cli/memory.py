@@ -54,7 +54,7 @@ def check_memory(console: Console, plan: "MemoryPlan", processes: int = 1) -> No
         advice = " or ".join(f"{flags_of(c.settings)} ({format_bytes(c.total)})" for c in fitting)
         raise InputError(
             f"{what} needs {format_bytes(total)} of memory and {format_bytes(free)} {left}; "
-            + (f"use {advice}" if advice else "no setting makes it fit: free some memory")
+            + (f"use {advice}" if advice else "no setting makes it fit: close other programs")
         )
     if total > WARNING_SHARE * free:
         console.warning(
@@ -69,7 +69,7 @@ def show_estimate(console: Console, plan: "MemoryPlan", memory: int | None, targ
     parts = estimate.table()
     console.table(parts.title, parts.rows)
     fits = estimate.total <= available
-    verdict = "It fits" if fits else "It does not fit"
+    verdict = "Fits" if fits else "Does not fit"
     kind = "allowed" if memory else "free"
     console.line(
         f"{verdict}: {format_bytes(estimate.total)} needed, {format_bytes(available)} {kind}."

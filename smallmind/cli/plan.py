@@ -1,6 +1,6 @@
 """Show how large a model to train on a text for some time, and the loss to expect.
 
-Makes short trials on this machine, and fits to their losses what longer runs would reach.
+Runs short trials on this machine, and extrapolates from their losses to longer runs.
 """
 
 import argparse
@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--json", action="store_true", help="print a JSON object, for programs")
     parser.epilog = (
-        "Trials are kept in runs/plans, and finished runs on the same text count as well: the more "
-        "there are, the narrower the intervals. `smallmind train --minutes` uses them too."
+        "Trials are kept in runs/plans, and finished runs on the same text count too: the more of "
+        "them, the narrower the intervals. `smallmind train --minutes` uses them as well."
     )
 
 
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
         trials = min(minutes, MAX_TRIAL_MINUTES, max(MIN_TRIAL_MINUTES, TRIAL_SHARE * minutes))
     if not 0 <= trials <= minutes:
         most = count_of(minutes, "minute")
-        raise InputError(f"--trials {trials:g} must be from 0 to the {most} of a run")
+        raise InputError(f"--trials {trials:g} must be from 0 to {most}, the length of a run")
     console = Console(sys.stderr) if options.json else Console()
     chosen = {name: x for name, x in choices.chosen.items() if name not in ("minutes", "out")}
     folder = Path(choices.chosen.get("out") or Path(RUNS) / "run").parent
@@ -75,14 +75,14 @@ def run(options: argparse.Namespace) -> int:
         memory = make_plan(prepared.settings, None, text)
         check_memory(console, memory)
         characters = f"{prepared.source.name}: {prepared.source.characters:,} characters"
-        vocabulary = f"a vocabulary of {prepared.tokenizer.vocab_size:,}"
-        console.line(f"{characters}; {planner.unique:,} tokens to learn from, {vocabulary}")
+        vocabulary = f"vocabulary of {prepared.tokenizer.vocab_size:,}"
+        console.line(f"{characters}; {planner.unique:,} training tokens, {vocabulary}")
         if planner.outcomes:
             known = count_of(len(planner.outcomes) - planner.runs, "trial")
-            console.line(f"Known already: {known}, {count_of(planner.runs, 'run')}")
+            console.line(f"Already available: {known}, {count_of(planner.runs, 'run')}")
         made = [_try(console, planner, planned) for planned in planner.planned(trials)]
         if planner.unkept:
-            console.warning(f"Trials cannot be kept for later: {planner.unkept}")
+            console.warning(f"Trials cannot be saved: {planner.unkept}")
         rows = {time: planner.sizes(time) for time in sorted({*SHOWN_MINUTES, minutes})}
         shown = [_described(planner, time, sizes, memory) for time, sizes in rows.items()]
     if trials and not (made or planner.outcomes):
@@ -115,7 +115,7 @@ def _try(console: Console, planner: "Planner", planned: "Planned") -> "Trial":
 
     fields, config = planned.settings.model, planned.settings.training
     size = f"{fields.n_layer} x {fields.n_embd}"
-    with activity.doing(f"Making trial {planned.number} of at most {MAX_TRIALS}: {size}"):
+    with activity.doing(f"Running trial {planned.number} of at most {MAX_TRIALS}: {size}"):
         trial = planner.make(planned)
     drops = f", dropout {fields.dropout:g}" if fields.dropout else ""
     console.line(
@@ -132,12 +132,12 @@ def _why_none(planner: "Planner", trials: float) -> str:
 
     if planner.sizes(sys.maxsize)[0].updates < MIN_STEPS:
         return (
-            f"No trial was made: {MAX_PASSES} passes over the text are fewer than {MIN_STEPS} "
-            "steps, too few to tell anything; give more text, or smaller batches"
+            f"No trials: {MAX_PASSES} passes over the text are fewer than {MIN_STEPS} steps, too "
+            "few to learn from; give more text, or smaller batches"
         )
     return (
-        f"No trial was made: in {count_of(trials, 'minute')} none would have enough steps to tell "
-        "anything; give more with --trials, and with --minutes"
+        f"No trials: {count_of(trials, 'minute')} are too short for enough steps; raise --trials, "
+        "and --minutes with it"
     )
 
 
@@ -168,7 +168,7 @@ def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]], minu
     from smallmind.forecast.pace import MAX_PASSES
     from smallmind.runs.planning import MIN_STEPS
 
-    heads = ["minutes", "model", "tokens", "passes", "loss", "9 of 10", "memory"]
+    heads = ["minutes", "model", "tokens", "passes", "loss", "90% interval", "memory"]
     heads += ["smaller", "larger"]
     lines = []
     for row in rows:
@@ -189,22 +189,22 @@ def _show(console: Console, planner: "Planner", rows: list[dict[str, Any]], minu
     console.drawing(Table("", lines, heads, ">" + "<" + ">" * 7).columns())
     known = f"Fitted to {count_of(len(planner.outcomes), 'outcome')}"
     if not planner.outcomes:
-        known = "Nothing is known of this text: these are guesses, from other texts"
+        known = "No trials or runs on this text yet: these are guesses from other texts"
     console.line(
-        "Final held-out losses in nats per token, and between which 9 of 10 runs end; "
-        f"smaller, larger: with the next sizes. {known}. For N parameters and D "
-        f"tokens, in {count_of(minutes, 'minute')}:"
+        "Expected held-out loss in nats per token, with a 90% interval; smaller, larger: loss of "
+        f"the neighbouring sizes. {known}. For N parameters and D tokens, in "
+        f"{count_of(minutes, 'minute')}:"
     )
     console.line(f"loss = {planner.law(minutes)}")
     if rows[0]["steps"] < MIN_STEPS:
         console.line(
-            f"A run of {count_of(rows[0]['minutes'], 'minute')} has "
-            f"{count_of(rows[0]['steps'], 'step')} here: it ends "
-            f"higher, as all do that have fewer than {MIN_STEPS}"
+            f"A run of {count_of(rows[0]['minutes'], 'minute')} has only "
+            f"{count_of(rows[0]['steps'], 'step')} here: with fewer than {MIN_STEPS}, expect a "
+            "higher loss"
         )
     if rows[-1]["passes"] > NEARLY_ALL_PASSES * MAX_PASSES:
         console.line(
-            f"A run ends after {MAX_PASSES} passes over the text: then only more text helps"
+            f"Runs end after {MAX_PASSES} passes over the text: beyond that, only more text helps"
         )
 
 

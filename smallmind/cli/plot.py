@@ -41,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"x axis: steps, or training time ({AXES[0]})",
     )
     parser.epilog = (
-        "Runs may still be training. Training losses and gradient norms are smoothed, over a "
-        "hundredth of the run; --out also draws every logged step behind them. The axis leaves out "
-        "the steep start of a loss. Example: smallmind plot runs/a runs/b --out loss.png"
+        "Runs may still be training. Training losses and gradient norms are smoothed over a "
+        "hundredth of the run; --out also draws every logged step behind them. The loss axis "
+        "omits the steep start. Example: smallmind plot runs/a runs/b --out loss.png"
     )
 
 
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     curves = [view.curves for view in views]
     figure = training(list(zip(names, curves, strict=True)), options.x)
     if not figure.x_range[1]:
-        raise InputError(f"{names[0]} has logged no step yet: wait for its first ones")
+        raise InputError(f"{names[0]} has not logged a step yet: wait for the first")
     if options.out and not lacks_matplotlib(options.out):
         save(picture(figure), options.out)
         notes.line(f"Wrote the plot to {options.out}")

@@ -14,11 +14,11 @@ COMMANDS = {
     "train": ("train", "train a model on a text"),
     "prepare": ("prepare", "encode texts once, into files of tokens to train on"),
     "check": ("check", "check that a run would learn, before starting it"),
-    "plan": ("plan", "show which size of model fits the time, and how good it will be"),
+    "plan": ("plan", "show the best model size for a given time, and the loss to expect"),
     "sweep": ("sweep", "train with several values of settings, and compare the results"),
     "estimate": ("estimate", "show how much memory a run would take, and what fits"),
-    "chat": ("chat", "talk with a model that was trained on conversations"),
-    "serve": ("serve", "serve models to a page in the browser, and with OpenAI's API"),
+    "chat": ("chat", "talk to a model that was trained on conversations"),
+    "serve": ("serve", "serve models to a page in the browser, and over OpenAI's API"),
     "generate": ("generate", "generate text with a trained model"),
     "evaluate": ("evaluate", "measure how well a trained model predicts a text"),
     "schedule": ("schedule", "show the learning rate over a run"),
@@ -27,18 +27,18 @@ COMMANDS = {
     "compare": ("compare", "compare the settings and the losses of runs"),
     "plot": ("plot", "plot the losses of runs, in the terminal or to a file"),
     "export": ("export", "write a trained model for transformers or llama.cpp"),
-    "import": ("import_", "make a run from a model of transformers or llama.cpp"),
+    "import": ("import_", "make a run from a Hugging Face or llama.cpp model"),
     "watch": ("watch", "watch a run from another window: curve, speed, samples"),
     "report": ("report", "write a page about a run, with curves and samples, for a browser"),
     "export-metrics": ("export_metrics", "write the metrics of a run as a CSV table"),
     "bench": ("bench", "measure kernels, training steps and starts on this machine"),
     "lessons": ("lessons", "list the lessons, and copy one to work on"),
-    "guide": ("guide", "read the guide: a first model, settings, speed, memory, trouble"),
+    "guide": ("guide", "read the guide: first model, settings, speed, memory, troubleshooting"),
 }
 
 # Flag or field -> advice if it is given twice, where the advice is not just to give it once.
 ADVICE_IF_TWICE = {
-    "text_field": "a run reads one field: give one, or join them into one in a copy of the file"
+    "text_field": "a run reads one field: give one, or merge them in a copy of the file"
 }
 NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}  # types of flags
 
@@ -116,7 +116,7 @@ class _Parser(argparse.ArgumentParser):
             advice = f"did you mean {similar}?" if similar else f"see {self.prog} --help"
             self.error(f"unknown flag {name}; {advice}")
         if unknown:
-            self.error(f"unexpected argument {unknown[0]!r}; quote a name that has spaces")
+            self.error(f"unexpected argument {unknown[0]!r}; quote names that contain spaces")
         return options, unknown
 
     def _get_values(self, action: argparse.Action, texts: Any) -> Any:

@@ -21,10 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file to write, for any browser; default: NAME-report.html in the working directory",
     )
     parser.epilog = (
-        "The page is one file that needs no network: send it, print it or keep it. The run may "
-        "still be training. train --sample-every and --profile put samples and a profile on it. "
-        "Several runs, or the folder of a sweep, are compared: curves, what differs, mean and "
-        "spread over seeds."
+        "The page is one file that works offline: send it, print it or keep it. The run may "
+        "still be training. train --sample-every and --profile add samples and a profile. "
+        "Several runs, or the folder of a sweep, are compared: curves, settings that differ, "
+        "mean and spread over seeds."
     )
 
 

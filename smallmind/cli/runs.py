@@ -45,7 +45,7 @@ def format_count(count: int | None) -> str:
 
 
 def number(value: float | None, digits: int) -> str:
-    """Returns a number with so many decimals, or a mark that it is unknown."""
+    """Returns a number with this many decimals, or a mark that it is unknown."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
@@ -85,12 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reverse", action="store_true", help="sort in descending order")
     parser.add_argument("--json", action="store_true", help="print a JSON array, for programs")
     parser.epilog = (
-        "best held-out is the lowest held-out loss of the evaluations of a run, on some batches, "
-        "and final held-out the one on the whole held-out text at its end, both in nats per token; "
-        "bits/byte are the final ones, before the end those of the best evaluation. Compare "
-        "losses only between runs with the same text and the same tokens, "
-        "bits per byte between runs with the same text. A run that was killed or stopped is "
-        "interrupted: smallmind train --resume RUN continues it."
+        "best held-out: the lowest loss of a run's evaluations, on some batches of the held-out "
+        "text; final held-out: the loss on all of it, at the end; both in nats per token. "
+        "bits/byte: at the end, or until then at the best evaluation. Compare losses only between "
+        "runs with the same text and tokens, bits per byte between runs with the same text. A run "
+        "that was killed or stopped is interrupted: smallmind train --resume RUN continues it."
     )
 
 
@@ -106,18 +105,18 @@ def run(options: argparse.Namespace) -> int:
         return 0
     sweeps = [path for path in sorted(options.directory.iterdir()) if is_sweep(path)]
     if not rows and not sweeps:
-        console.line(f"{options.directory} holds no run yet; `smallmind train` makes one")
+        console.line(f"No runs in {options.directory} yet; `smallmind train` makes one")
         return 0
     if rows:
         show_rows(console, rows)
     for path in sweeps:
-        console.line(f"{path} holds a sweep: `smallmind runs {path}` lists its runs")
+        console.line(f"{path} is a sweep: `smallmind runs {path}` lists its runs")
     notes = [(row["name"], row["failure"] or row["problem"]) for row in rows]
     notes = [(name, note) for name, note in notes if note]
     for name, note in notes[:MAX_NOTES]:
         console.line(f"{name}: {note}")
     if (more := len(notes) - MAX_NOTES) > 0:
-        console.line(f"{more} more have failed or cannot be read: --json says why")
+        console.line(f"{more} more failed or cannot be read: --json shows why")
     return 0
 
 
@@ -143,4 +142,4 @@ def show_rows(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     lines = list(zip(*(cells[column] for column in columns), strict=True))
     console.drawing(Table("", lines, heads, sides).columns())
     if left_out := [column.head for column in COLUMNS if column not in columns]:
-        console.line(f"Left out, for a wider terminal: {', '.join(left_out)}")
+        console.line(f"Columns hidden (terminal too narrow): {', '.join(left_out)}")

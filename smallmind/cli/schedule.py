@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smallmind.checks import InputError
+from smallmind.checks import InputError, count_of
 from smallmind.cli.console import WIDTH, Console
 from smallmind.cli.flags import (
     add_config_flags,
@@ -66,11 +66,13 @@ def run(options: argparse.Namespace) -> int:
         raise next(iter(errors.values()))
     config = next(iter(configs.values()))
     if given.get("warmup_epochs"):
-        raise InputError("an epoch's steps follow from a text: give --warmup-steps or -share")
+        raise InputError(
+            "the length of an epoch depends on the text: give --warmup-steps or --warmup-share"
+        )
     if "steps" not in given and (config.epochs or given.get("minutes")):
-        raise InputError("the number of steps follows from epochs or minutes here: give --steps")
+        raise InputError("the number of steps depends on epochs or minutes here: give --steps")
     if not config.steps:
-        raise InputError("steps=0 must be at least 1: there is no learning rate to show")
+        raise InputError("steps=0 must be at least 1 for a learning rate to show")
     if options.plot:
         from smallmind.cli.figures import INSTALL, check_figure, lacks_matplotlib
 
@@ -103,16 +105,16 @@ def _show(
         console.drawing(part)
     if "plateau" in schedules:
         console.line(
-            "plateau is shown for a held-out loss that keeps falling; "
-            f"{config.plateau_patience} evaluations without a lower one multiply the rate by "
-            f"{config.lr_decay_factor:g}, down to {configs['plateau'].min_lr:g}"
+            "plateau is shown for a held-out loss that keeps falling; after "
+            f"{count_of(config.plateau_patience, 'evaluation')} without improvement the rate is "
+            f"multiplied by {config.lr_decay_factor:g}, down to {configs['plateau'].min_lr:g}"
         )
     if config.optimizer == "muon":
         console.line(
             f"Muon's matrices follow the same curve, up to {config.matrix_learning_rate:g}"
         )
     for name, error in errors.items():
-        console.line(f"{name} is left out: {error}")
+        console.line(f"{name} is not shown: {error}")
     if shortcoming := too_short(config):
         console.warning(shortcoming)
     if plot:

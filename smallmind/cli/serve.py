@@ -35,8 +35,9 @@ MISSING = "smallmind serve needs a server: python -m pip install starlette uvico
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `smallmind serve`."""
     parser.epilog = (
-        "The page is for you: talk, see the probabilities, watch runs. Programs find OpenAI's API "
-        "at http://localhost:8000/v1. Ctrl-C ends it, after the answers that are being written."
+        "Opens a page to talk to models, see their probabilities and watch runs. Programs find an "
+        "OpenAI-compatible API at http://localhost:8000/v1. Ctrl-C stops the server once answers "
+        "in progress are finished."
     )
     parser.add_argument(
         "models",
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="RUN|MODEL",
         help="runs, their names in runs/, model files, or models of other programs; default: all "
-        "runs in runs/, also those that begin later",
+        "runs in runs/, including those started later",
     )
     parser.add_argument(
         "--port", type=int, help=f"port; default: the first free one from {PORT} on"
@@ -56,9 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--token",
-        help="what requests must have, as Authorization: Bearer TOKEN; the page asks. Others on "
-        f"this machine may see it in the list of processes: the variable {TOKEN} and --token-file "
-        "keep it from them",
+        help="require this token in requests, as Authorization: Bearer TOKEN; the page asks for "
+        "it. Other users of this machine can see it in the process list: use the variable "
+        f"{TOKEN} or --token-file to hide it",
     )
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help="the token is the first line of this file"
@@ -68,54 +69,62 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="another name of this machine by which programs and pages may call it, such as "
-        "gpu.lan, with or without a port; repeat it for more names. An asterisk, as in *.lan, "
-        "stands for any part of a name, and needs a token",
+        help="accept requests to this machine under another name, such as gpu.lan, with or without "
+        "a port; may be repeated. An asterisk, as in *.lan, matches any part of a name, and needs "
+        "a token",
     )
     parser.add_argument(
         "--allow-origin",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="a site whose pages may use the server, such as http://localhost:3000 or "
-        "http://localhost:*; repeat it for more sites. An asterisk in the name, and null, for "
-        "pages in files, need a token",
+        help="let the pages of this site use the server, such as http://localhost:3000 or "
+        "http://localhost:*; may be repeated. An asterisk in the name, or null (pages opened from "
+        "files), needs a token",
     )
     parser.add_argument("--no-browser", action="store_true", help="do not open the page")
     parser.add_argument(
         "--in-notebook",
         action="store_true",
-        help="end with the standard input, and let pages on this machine show the page in a frame, "
-        "as Run.serve() does for a notebook",
+        help="stop when standard input closes, and allow pages on this machine to embed the page "
+        "in a frame; used by Run.serve()",
     )
     parser.add_argument(
-        "--slots", type=int, default=8, metavar="N", help="texts written at a time; default: 8"
+        "--slots", type=int, default=8, metavar="N", help="texts written at once; default: 8"
     )
     parser.add_argument(
         "--waiting", type=int, default=32, metavar="N", help="requests that may wait; default: 32"
     )
     parser.add_argument(
-        "--max-tokens", type=int, default=4096, metavar="N", help="most per answer; default: 4096"
+        "--max-tokens", type=int, default=4096, metavar="N", help="tokens per answer; default: 4096"
     )
     parser.add_argument(
-        "--max-prompt", type=int, default=32768, metavar="N", help="tokens; default: 32768"
+        "--max-prompt",
+        type=int,
+        default=32768,
+        metavar="N",
+        help="tokens per prompt; default: 32768",
     )
     parser.add_argument(
-        "--max-seconds", type=float, default=600.0, metavar="S", help="per answer; default: 600"
+        "--max-seconds",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds per answer; default: 600",
     )
     parser.add_argument(
         "--context",
         type=int,
         metavar="N",
-        help="tokens of a text that are kept in memory; default: all that the model sees",
+        help="tokens of a text to keep in memory; default: the context of the model",
     )
     parser.add_argument(
         "--ignore-tools",
         action="store_true",
-        help="leave tools out of requests for models whose chat template does not know them, in "
-        "place of an error",
+        help="ignore tools in requests, instead of refusing these, where the chat template of the "
+        "model does not support tools",
     )
-    add_template_args(parser, "; requests may have others, as chat_template_kwargs")
+    add_template_args(parser, "; requests can override them with chat_template_kwargs")
     add_precision(parser)
 
 
@@ -197,8 +206,8 @@ def _check(options: argparse.Namespace, token: str | None) -> None:
         raise InputError("the token must be ASCII characters, not only spaces")
     if not _is_own(options.host) and not token:
         raise InputError(
-            f"--host {options.host} lets everybody in the network use the models: add "
-            "--token-file FILE with a word that requests must have then"
+            f"--host {options.host} lets everyone on the network use the models: add --token-file "
+            "FILE, with a token that requests must then send"
         )
 
 
@@ -219,8 +228,8 @@ def _origin(value: str, token: str | None) -> str:
     """Returns a site as browsers send it in the field Origin. InputError if it is none."""
     if value not in ("*", "null") and not re.fullmatch(r"[\w+.-]+://[^/@\s]+(/.*)?", value):
         raise InputError(
-            f"--allow-origin {value} is not an origin: give the beginning of the page's address, "
-            "such as http://localhost:3000"
+            f"--allow-origin {value} is not an origin: give scheme, host and port, such as "
+            "http://localhost:3000"
         )
     origin = "/".join(value.lower().split("/")[:3])  # without the rest of a page's address
     for scheme, port in (("http", 80), ("https", 443)):  # which browsers leave out
@@ -234,8 +243,8 @@ def _check_asterisk(flag: str, name: str, token: str | None) -> None:
     """Raises InputError for a name that sites of others may have too, without a token."""
     if "*" in name.removesuffix(":*") and not token:
         raise InputError(
-            f"{flag} lets sites of others use the models: add --token-file FILE with a word that "
-            "requests must have then"
+            f"{flag} lets sites that are not yours use the models: add --token-file FILE, with a "
+            "token that requests must then send"
         )
 
 
@@ -326,8 +335,7 @@ def _serve(
             server.force_exit = True
             end_within(FORCED_SECONDS)
         elif not server.should_exit:
-            seconds = f"{SHUTDOWN_SECONDS} s at most"
-            console.line(f"Stopping after the answers that are being written, in {seconds}.")
+            console.line(f"Finishing answers in progress (at most {SHUTDOWN_SECONDS} s).")
             end_within(SHUTDOWN_SECONDS + FORCED_SECONDS)
         server.should_exit = True
 
@@ -338,7 +346,7 @@ def _serve(
             time.sleep(0.02)
         with suppress(OSError):  # it has been closed already
             listening.listen(MAX_QUEUED)
-        console.line(f"Talk at {address}/  (API: {address}/v1; Ctrl-C ends)")
+        console.line(f"Talk at {address}/  (API: {address}/v1; Ctrl-C stops)")
         if not options.no_browser:
             webbrowser.open(address)  # without the token, which the list of processes would show
 

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds",
         type=int,
         metavar="N",
-        help="train each combination with N seeds, from --seed on, and show mean and spread (1)",
+        help="train each combination with N seeds from --seed on, and show mean and spread (1)",
     )
     group.add_argument(
         "--minutes-each",
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="train N runs side by side, each on cores of its own (1)",
+        help="train N runs at a time, each on its own cores (1)",
     )
     group.add_argument(
         "--resume", type=Path, metavar="DIR", help="continue the sweep in a folder; no other flags"
@@ -75,13 +75,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_setting_flags(parser)
     parser.several = _several(parser)  # type: ignore[attr-defined]
     parser.epilog = (
-        "Every flag of a setting that takes a value takes several, with commas between them; a "
-        "backslash before a comma makes it part of a value. Example: smallmind sweep book.txt "
-        "--learning-rate 1e-3,3e-3 --n-embd 64,128 --seeds 3 --minutes-each 1. --out is the folder "
-        "of the sweep, by default runs/<text>-sweep; it gets a run per combination, what each of "
-        "them printed, results.csv and results.json. Start the same command again, or --resume "
-        "the folder, to continue: finished runs are kept, an interrupted one resumes. More values "
-        "of the same flags extend the sweep. `smallmind compare DIR` and `report DIR` read it."
+        "Every setting that takes a value takes several, separated by commas; a backslash before "
+        "a comma makes it part of a value. Example: smallmind sweep book.txt --learning-rate "
+        "1e-3,3e-3 --n-embd 64,128 --seeds 3 --minutes-each 1. --out is the folder of the sweep, "
+        "by default runs/<text>-sweep; it holds a run and a log per combination, results.csv and "
+        "results.json. To continue, repeat the command or --resume the folder: finished runs are "
+        "kept, an interrupted one resumes. More values of the same flags extend the sweep. "
+        "`smallmind compare DIR` and `report DIR` read it."
     )
 
 
@@ -118,8 +118,8 @@ def run(options: argparse.Namespace) -> int:
                 plan = saved.extended(plan)
             except InputError as error:
                 raise InputError(
-                    f"the sweep in {folder} {error}; name them too, choose another --out, or "
-                    f"continue it as it is with --resume {folder}"
+                    f"the sweep in {folder} {error}; add them, choose another --out, or continue "
+                    f"it unchanged with --resume {folder}"
                 ) from None
         plan = plan or saved
         assert plan
@@ -146,8 +146,8 @@ def _check_alone(options: argparse.Namespace) -> None:
     others = [name for name in vars(options) if name in FIELDS or name == "text"]
     if others or any(getattr(options, name) for name in (*SOURCES, "seeds")):
         raise InputError(
-            "--resume takes all settings from the sweep; leave out the others, or start it again "
-            "with the flags of before and more values"
+            "--resume takes all settings from the sweep; leave out the other flags, or repeat the "
+            "original command with more values"
         )
 
 
@@ -279,7 +279,7 @@ class _Job:
         if number > 0:
             with suppress(ValueError):
                 name = signal.Signals(number).name
-                advice = "; perhaps for lack of memory" if name == "SIGKILL" else ""
+                advice = "; perhaps it ran out of memory" if name == "SIGKILL" else ""
                 with open(self.log, "a", encoding="utf-8") as log:
                     log.write(f"\nsmallmind: ended by {name}{advice}\n")
 
@@ -336,7 +336,7 @@ class _Sweep:
     def train(self) -> int:
         """Trains the runs -> the number of the signal that ended this early, or 0."""
         count, left = len(self.plan.runs), len(self.waiting)
-        known = f", {self.done} of them done already" if self.done else ""
+        known = f", {self.done} already done" if self.done else ""
         self.console.line(f"Sweep of {count_of(count, 'run')} in {self.folder}{known}")
         with ExitStack() as stack, stopping() as received:
             stack.callback(self._kill)
@@ -350,7 +350,7 @@ class _Sweep:
                 self._show_progress(bool(received))
                 time.sleep(LOOK_SECONDS)
         if left and not received:
-            self.console.line(f"All took {duration(time.monotonic() - self.start)}")
+            self.console.line(f"Done in {duration(time.monotonic() - self.start)}")
         return received[0] if received else 0
 
     def _start_jobs(self) -> None:
@@ -394,9 +394,9 @@ class _Sweep:
         text = f"{self.done} of {len(self.plan.runs)} runs done"
         here = self.done - self.begun_with + sum(job.share for job in self.jobs)
         if is_stopping:
-            text += ", stopping: the others save after their step; Ctrl-C again does not wait"
+            text += ", stopping: runs are saving after their step; Ctrl-C again quits at once"
         elif not self.jobs and self.waiting:
-            text += f"; waiting for the process that trains {self.waiting[0].name}"
+            text += f"; waiting for another process to finish {self.waiting[0].name}"
         elif here:
             left = len(self.plan.runs) - self.begun_with - here
             text += f", {duration((time.monotonic() - self.start) * left / here)} left"
@@ -424,7 +424,7 @@ def _told(result: "Result") -> str:
         return f"{result.name}: {result.error}"
     length = f"{count_of(result.step, 'step')}, {duration(result.seconds)}"
     if result.state == "waiting":
-        return f"{result.name}: not begun yet"
+        return f"{result.name}: not started yet"
     if result.loss is None:
         return f"{result.name}: {result.state} after {length}"
     return f"{result.name}: final held-out loss {result.loss:.4f}, {length}"
@@ -457,7 +457,7 @@ def _show(console: Console, folder: Path, plan: "SweepPlan", results: "list[Resu
     console.line()
     console.drawing(Table("", rows, heads, sides).columns())
     console.line(
-        f"Final held-out loss in {UNITS[measure]}, the lowest first"
+        f"Final held-out loss in {UNITS[measure]}, lowest first"
         + ("; spread: standard deviation over the seeds" if "seed" in plan.varied else "")
     )
     if len({result.text for result in results} - {None}) > 1:
@@ -466,8 +466,8 @@ def _show(console: Console, folder: Path, plan: "SweepPlan", results: "list[Resu
     for result in failed[:MAX_ERRORS]:
         console.line(f"{result.name}: {result.error}")
     if len(failed) > MAX_ERRORS:
-        console.line(f"{len(failed) - MAX_ERRORS} more have failed: {folder / CSV} says why")
-    console.line(f"The results are in {folder / CSV} and {JSON}")
+        console.line(f"{len(failed) - MAX_ERRORS} more failed: {folder / CSV} shows why")
+    console.line(f"Results: {folder / CSV} and {JSON}")
 
 
 def _note(group: "SweepGroup") -> str:

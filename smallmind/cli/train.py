@@ -40,15 +40,15 @@ OTHER_MASKS = ("0.1.0",)  # versions whose dropout masks were different
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `smallmind train`."""
     parser.epilog = (
-        "Several processes can share the batches: mpiexec -n 4 smallmind train ... Ctrl-C or "
-        "SIGTERM to mpiexec saves and ends the run; Open MPI kills its processes soon after these, "
-        "so send it SIGUSR1 instead, which every MPI passes on."
+        "Several processes can share each batch: mpiexec -n 4 smallmind train ... Ctrl-C or "
+        "SIGTERM to mpiexec saves and ends the run. Open MPI kills its processes shortly after "
+        "these signals: send it SIGUSR1 instead, which every MPI passes on."
     )
     parser.add_argument("--dry-run", action="store_true", help="only check, as `smallmind check`")
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="only print the settings that are not plain defaults, each with the rule, preset, "
+        help="only print the settings that differ from the defaults, each with the rule, preset, "
         "file or flag that sets it",
     )
     parser.add_argument(
@@ -60,8 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--after-save",
         metavar="COMMAND",
-        help="run a command after each save, without a shell; {} in it stands for the path of the "
-        "checkpoint, which else is its last argument. If it fails, that is a warning",
+        help="run a command after each save, without a shell; {} in it is replaced by the path of "
+        "the checkpoint; otherwise it is passed as the last argument. A failure only prints a "
+        "warning",
     )
     add_training_flags(parser)
 
@@ -122,7 +123,7 @@ def _explain(options: argparse.Namespace) -> int:
     console.line()
     for by, why in sorted({origin for origin in origins.values() if origin.why}):
         console.line(f"{by}: {why}")
-    console.line("All other settings have their defaults, which --help shows.")
+    console.line("All other settings are at their defaults, shown by --help.")
     return 0
 
 
@@ -143,7 +144,7 @@ def _resume(options: argparse.Namespace, start: float, group: "Group") -> int:
     is_chosen = options.resume != "auto"
     opened = Run.open(find_run(Path(options.resume))) if is_chosen else Run.unfinished()
     for reason in opened.passed_over:
-        console.line(f"Passing over a newer run: {reason}")
+        console.line(f"Skipping a newer run: {reason}")
     opened.session.join(Leader(group))
     opened.lock()
     try:
@@ -176,12 +177,13 @@ def _continue(console: Console, opened: "Run", options: argparse.Namespace, star
         return 0
     begun_by = newest.state.get("smallmind") if newest else None
     if opened.settings.model.dropout and begun_by in OTHER_MASKS:
-        console.line(f"Dropout now drops other elements than in smallmind {begun_by}")
+        console.line(f"Dropout now drops different elements than in smallmind {begun_by}")
     with activity.showing_on(console.activity):
         _build(console, opened)
         resuming = f"Resuming after step {step}" if step else "Starting over: no checkpoint yet"
         if length:
-            resuming += f", with the learning rate of a run of {opened.settings.training.steps}"
+            steps = count_of(opened.settings.training.steps, "step")
+            resuming += f", with the learning rate schedule of a run of {steps}"
         return _train(console, opened, options, start, resuming)
 
 
@@ -209,14 +211,18 @@ def _fit(console: Console, run: "Run", end: float) -> bool:
     (pace, left), config = timed, run.settings.training
     console.line(model_for_minutes(run.settings))
     console.line(
-        f"{count_of(config.steps, 'step')} of {1000 * pace.step:.1f} ms fit in the remaining "
-        f"{left:.0f} seconds, with evaluations of {pace.evaluation:.2f} s, saves of "
-        f"{pace.save:.2f} s and {pace.end:.1f} s at the end; {config.warmup_steps} of the steps "
-        "are warmup. Their number is fitted to the time again as the run goes."
+        f"{count_of(config.steps, 'step')} fit in the remaining {left:.0f} s "
+        f"({_seconds(pace.step)} each), after {_seconds(pace.evaluation)} per evaluation and "
+        f"{_seconds(pace.end)} at the end; their number is adjusted as the run goes"
     )
     if pace.total(config) < 0.9 * left:
-        console.line(f"The run ends sooner: {LONGER_MEMORISES}")
+        console.line(f"The run will end early: {LONGER_MEMORISES}")
     return True
+
+
+def _seconds(value: float) -> str:
+    """-> "1.07 s", "35 ms"."""
+    return f"{1000 * value:.3g} ms" if value < 0.1 else f"{value:.3g} s"
 
 
 def _train(
@@ -232,7 +238,7 @@ def _train(
 
     minutes = run.settings.run.minutes
     if run.files.config.awaits_timing and minutes and not _fit(console, run, start + 60 * minutes):
-        console.line("Interrupted while its steps were timed; nothing has been trained.")
+        console.line("Interrupted while steps were being timed; nothing has been trained.")
         return 128 + signal.SIGTERM  # which another process has got
     describe(console, run)
     if resuming:
@@ -336,10 +342,10 @@ def _about_recording(run: "Run") -> str:
     config = dataclasses.replace(run.settings.training, enable_diagnostics=False)
     reason = why_not_repeated(run.training, config)
     if reason:
-        return f"Steps are not repeated from a recording: {reason}"
+        return f"Steps are not replayed from a recording: {reason}"
     return (
-        "Steps were not repeated from a recording, as --profile times each kernel: without it they "
-        "are, and take less time"
+        "Steps were not replayed from a recording, because --profile times each kernel; without "
+        "it they are, and run faster"
     )
 
 

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `smallmind verify`."""
     add_run(parser)
     parser.add_argument(
-        "--digests-only", action="store_true", help="only check that each file is sound"
+        "--digests-only", action="store_true", help="only check that each file is intact"
     )
 
 
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         shards = open_shards(directory)
         with activity.showing_on(console.activity):
             shards.verify()
-        console.line(f"All {len(shards.train.files) + len(shards.held_out.files)} files are sound")
+        console.line(f"All {len(shards.train.files) + len(shards.held_out.files)} files are intact")
         return 0
     opened = Run.open(directory)
     if options.digests_only:

@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("--once", action="store_true", help="show the run once, and exit")
     parser.epilog = (
-        "Use it in another window while a run trains. Ctrl-C stops watching, not the run, whose "
-        "files are only read. Without a terminal, it prints a line every ten seconds."
+        "Use it in another window while a run trains. Ctrl-C stops watching, not the run. "
+        "Without a terminal, it prints a line every ten seconds."
     )
 
 
@@ -148,7 +148,7 @@ def _numbers(view: "RunView") -> list[str]:
         parts.append(f"{latest['tokens_per_second']:,.0f} tokens/s")
     if "peak_memory" in latest:
         parts.append(f"peak memory {format_bytes(int(latest['peak_memory']))}")
-    return parts or ["Nothing has been logged yet."]
+    return parts or ["Nothing logged yet."]
 
 
 def _sample(view: "RunView", width: int) -> list[str]:

@@ -17,7 +17,7 @@ from smallmind.text.whatsapp import parse
 
 MAX_SPEAKERS = 12  # in an error
 NOTHING = "of a service or without text"
-UNASKED = "with which the assistant begins"
+UNASKED = "at the start, by the assistant"
 
 
 def read_exported(entry: Entry, program: str, records: Iterable[object]) -> Iterator[Piece]:
@@ -41,7 +41,7 @@ def _read(
 
     Unusable if it is not known who is the assistant.
     """
-    reading, source = entry.reading, f"chats of {program}"
+    reading, source = entry.reading, f"{program} chats"
     said = [[message for message in chat if message] for chat in chats]
     reading.count("Not read", "message", NOTHING, sum(map(len, chats)) - sum(map(len, said)))
     of_people = assistant is None
@@ -49,7 +49,7 @@ def _read(
         assistant = _assistant(entry, program, said)
         said = [messages for chat in said for messages in divided(chat)]
         source += (
-            f", in which {shown(assistant, 60)!r} answers and a new conversation begins after "
+            f", with {shown(assistant, 60)!r} as the assistant and a new conversation after "
             f"{PAUSE_HOURS} hours without a message, or {MAX_TURNS} turns,"
         )
     turns = Turns(entry, TurnFields("messages"), source=source)
@@ -83,12 +83,12 @@ def unassigned(name: str, reading: Reading, paths: Iterable[str] = ()) -> Unusab
     common = reading.speakers.most_common()
     listed = [f"{shown(who, 60)} ({count_of(n, 'turn')})" for who, n in common[:MAX_SPEAKERS]]
     listed += [f"{len(common) - len(listed):,} more"] * (len(common) > len(listed))
-    likely = common[0][0] if common else "NAME"
-    reason = f"is a chat of {reading.program}, which does not say who is the assistant"
+    likely = common[0][0] if common else "NAMEf"
+    reason = f"is a {reading.program} chat, and nothing says who the assistant is"
     if reading.assistant:
-        reason = f"is a chat of {reading.program} without {shown(reading.assistant, 60)!r} in it"
+        reason = f"is a {reading.program} chat without {shown(reading.assistant, 60)!r} in it"
     command = shlex.join(["smallmind", "train", *(paths or [name]), "--assistant", likely])
-    return Unusable(name, reason, f"give one of its speakers, {', '.join(listed)}: {command}")
+    return Unusable(name, reason, f"choose a speaker, {', '.join(listed)}: {command}")
 
 
 def _people(entry: Entry) -> Mapping[str, str]:

@@ -131,8 +131,8 @@ class Corpus:
                 raise unassigned(what, reading, self._paths)
             if self.assistant and not reading.program:
                 raise InputError(
-                    f"--assistant {shown(self.assistant, 60)} says who answers in chats of people, "
-                    f"and {what} has none; leave it out"
+                    f"--assistant {shown(self.assistant, 60)} is for exported chats, and "
+                    f"{what} has none; leave it out"
                 )
             if not reading.documents:
                 notes = reading.report([], self._notes).notes
@@ -225,7 +225,7 @@ class _Cleaner:
             if not text.isascii():
                 text.encode()  # ten times as fast as looking for them
         except UnicodeEncodeError:
-            self._reading.note("half characters became U+FFFD")
+            self._reading.note("unpaired surrogates became U+FFFD")
             return SURROGATES.sub("\ufffd", text)
         return text
 

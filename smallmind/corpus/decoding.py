@@ -31,7 +31,7 @@ def _is_known(name: str) -> bool:
     try:
         b" ".decode(name)
         return codecs.lookup(name).name.replace("_", "-") not in OTHER_CODECS
-    except UnicodeDecodeError:  # half a character
+    except UnicodeDecodeError:  # an unpaired surrogate
         return True
     except (LookupError, ValueError):
         return False
@@ -147,7 +147,8 @@ def _wrong_encoding(entry: Entry, data: bytes, reason: str, likely: str | None) 
     if kind == f"probably {likely}":
         option = f"add --encoding {likely}"
         other = f"{option}, or {other}" if _takes_commands(entry) else option
-    return Unusable(entry.name, f"{reason}, but {kind}", other)
+    reason = f"{reason}, but {kind}" if kind.startswith("probably") else f"is {kind}"
+    return Unusable(entry.name, reason, other)
 
 
 def _takes_commands(entry: Entry) -> bool:

@@ -55,7 +55,7 @@ def _pages(entry: Entry, parts: dict[str, Entry]) -> Iterator[Entry]:
         href = item.get("href", "")
         path = posixpath.normpath(posixpath.join(posixpath.dirname(roots[0]), unquote(href)))
         if path in locked:
-            raise Unusable(entry.name, "is protected (DRM)", "give a copy without protection")
+            raise Unusable(entry.name, "is protected (DRM)", "use a copy without DRM")
         is_navigation = "nav" in item.get("properties", "").split() or href in left_out
         if not is_navigation and "html" in item.get("media-type", "") and path in parts:
             yield parts.pop(path)  # once, however often a hostile book names it
@@ -88,7 +88,9 @@ def _parts(entry: Entry) -> Iterator[dict[str, Entry]]:
         head = stream.read(4)
     if head != b"PK\3\4":  # an encrypted .docx is a file of OLE, as those of Word 2003 are
         is_old = head == b"\xd0\xcf\x11\xe0"
-        reason = "is encrypted, or of an older format" if is_old else f"is no {entry.suffix} file"
+        reason = (
+            "is encrypted, or of an older format" if is_old else f"is not a {entry.suffix} file"
+        )
         raise Unusable(entry.name, reason, "save it again, without a password, or as plain text")
     entry.reading.note(f"read the text of {entry.suffix}, without layout and pictures,")
     with opened_zip(entry) as members:

@@ -157,7 +157,7 @@ def read(entry: Entry) -> Iterator[Piece]:
     has_text = first is not None
     if first is not None:
         if entry.reading.assistant and not (first.turns or entry.is_named):
-            raise Unusable(entry.name, "is not a chat, which --assistant is for", "name the file")
+            raise Unusable(entry.name, "is not a chat, as --assistant expects", "name the file")
         yield first
         if entry.reading.is_glance and suffix in RECORD_SUFFIXES:
             return
@@ -318,7 +318,7 @@ def _is_generated(suffix: str, text: str) -> bool:
 
 
 def _leave_out(entry: Entry) -> None:
-    words = "that programs have written or minified; --no-gitignore reads them"
+    words = "generated or minified; --no-gitignore reads them"
     entry.reading.count("Not read", "file", words)
 
 

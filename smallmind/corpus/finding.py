@@ -222,7 +222,7 @@ class _Finder:
             # A run's output is not a text to learn from, and it changes during training.
             reason = "is the directory of a run"
         elif holds_tokens(folder):
-            reason = "holds tokens; give it alone to train on them"
+            reason = "contains tokens; give only this folder to train on them"
         rules: tuple[Rules, ...] | None = ()
         above, name = os.path.split(folder)
         if self._obeys_gitignore and folder == root:
@@ -279,7 +279,7 @@ def find(
     ]
     if n := finder.ignored:
         notes.append(
-            f"Left out: {count_of(n, 'path')} that .gitignore names; --no-gitignore reads them"
+            f"Left out: {count_of(n, 'path')} listed in .gitignore; --no-gitignore reads them"
         )
     return Found(files, list(finder.skipped.values()), [*notes, *_unwanted(files)])
 
@@ -298,14 +298,14 @@ def _unwanted(files: Sequence[File]) -> Iterator[str]:
     paths = {Path(folder).parts: n for folder, n in folders.items()}
     for name in FOLDERS_OF_OTHERS:
         if n := sum(n for parts, n in paths.items() if name in parts):
-            yield f"Among the texts: {count_of(n, 'file')} of {name}; {EXCLUDE_ADVICE} {name}"
+            yield f"The texts include {count_of(n, 'file')} from {name}; {EXCLUDE_ADVICE} {name}"
     inner = ((parts[:i], part) for parts in paths for i, part in enumerate(parts))
     splits += dict.fromkeys(inner)
     trained = {folder for folder, part in splits if TRAINING_NAME.search(part)}
     tests = (part for folder, part in splits if folder in trained and TEST_NAME.search(part))
     if names := [shown(name, 60) for name in dict.fromkeys(tests)]:
         more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-        yield f"Among the texts: a split for tests, {names[0]}{more}; {EXCLUDE_ADVICE} {names[0]}"
+        yield f"The texts include a test split, {names[0]}{more}; {EXCLUDE_ADVICE} {names[0]}"
 
 
 def _fixed(pattern: Path) -> Path:

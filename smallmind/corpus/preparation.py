@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smallmind import parts
-from smallmind.checks import InputError, check_type
+from smallmind.checks import InputError, check_type, count_of
 from smallmind.console import activity
 from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.shard_writer import (
@@ -142,7 +142,7 @@ def prepare(
             if plan.conversations:
                 tokenizer, _ = fit_template(tokenizer, encoding.template)
         except InputError as error:
-            raise InputError(f"{error}; remove {directory} to begin again") from None
+            raise InputError(f"{error}; remove {directory} to start over") from None
         _write(corpus, plan, tokenizer, directory, wanted)
     else:
         is_new = not directory.exists()
@@ -224,7 +224,7 @@ def _check_same(directory: Path, found: Any, wanted: dict[str, Any]) -> None:
     changed = changed or [name for name in found if name not in wanted]
     raise InputError(
         f"{directory} was made from other texts or settings ({', '.join(changed)}); choose another "
-        "directory, or remove it to begin again"
+        "directory, or remove it to start over"
     )
 
 
@@ -267,8 +267,8 @@ def _fitted(corpus: Corpus, plan: CorpusPlan, characters: str, encoding: Encodin
     if isinstance(tokenizer, Tokenizer):
         if unknown := tokenizer.unknown(characters):
             raise InputError(
-                f"the texts have {len(unknown)} characters that the tokenizer does not know, such "
-                f"as {unknown[0]!r}; remove them, or choose another tokenizer"
+                f"the texts have {count_of(len(unknown), 'character')} that the tokenizer does not "
+                f"know, such as {unknown[0]!r}; remove them, or choose another tokenizer"
             )
     elif not encoding.kind.is_learned:
         characters += headers_of(encoding.template) if plan.conversations else ""
@@ -314,7 +314,7 @@ def _write(
             write_record(directory / PLAN, record)
         if append(writer, corpus, plan, tokenizer) != plan.sha256:
             raise InputError(
-                f"the texts have changed since {directory} was begun; remove it to begin again"
+                f"the texts have changed since {directory} was started; remove it to start over"
             )
         report = corpus.report
         assert report  # the corpus has been read to its end

@@ -143,8 +143,8 @@ class ShardWriter:
         ):
             if found != wanted:
                 raise InputError(
-                    f"{self.directory} was begun with {name}={found!r}, not {wanted!r}; choose "
-                    "another directory, or remove it to begin again"
+                    f"{self.directory} was started with {name}={found!r}, not {wanted!r}; choose "
+                    "another directory, or remove it to start over"
                 )
         parts = progress.parts
         remove_leftovers(self.directory, described(parts))

@@ -118,7 +118,9 @@ def find_tokens(
     directories = [Path(path) for path in paths if holds_tokens(path)]
     if directories:
         if len(paths) > 1:
-            raise InputError(f"{directories[0]} holds tokens: give it alone, without other texts")
+            raise InputError(
+                f"{directories[0]} contains tokens: give it on its own, without other texts"
+            )
         found = TokensOnDisk.of_shards(open_shards(directories[0]))
         _check_kind(found, tokenizer)
         return found
@@ -126,7 +128,7 @@ def find_tokens(
     if not files:
         return None
     if others := [path for path in paths if not _token_files(Path(path))]:
-        raise InputError(f"{files[0]} holds tokens, and {others[0]} does not: give one of them")
+        raise InputError(f"{files[0]} contains tokens, and {others[0]} does not: give one of them")
     if tokenizer == "byte":
         tokenizer = Tokenizer(kind="byte")
     return TokensOnDisk.of_files(files, None if isinstance(tokenizer, str) else tokenizer)

@@ -383,9 +383,9 @@ class Turns:
             labels = list(LETTERS[: len(texts)])
         elif not labels and texts and said.isdecimal() and said not in known:
             if int(said) >= len(texts):
-                raise self._wrong(f"the answer of {where}, {said}, is none of its choices")
+                raise self._wrong(f"the answer of {where}, {said}, is not one of its choices")
             answer = texts[int(said)]
-            self._reading.count("Read", "answer", "as the number of a choice, from 0 on")
+            self._reading.count("Read", "answer", "as the number of a choice, counting from 0")
         if len(labels) == len(texts):
             texts = [f"{label}. {text}" for label, text in zip(labels, texts, strict=True)]
         return "\n".join(texts), answer

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from smallmind.checks import InputError, shown_value
+from smallmind.checks import InputError, count_of, shown_value
 from smallmind.settings.architectures import NOT_BUILT, PUBLISHED, Architecture, Keys
 from smallmind.settings.config import ModelConfig
 from smallmind.settings.sources import flags_of
@@ -23,9 +23,9 @@ def known_architecture(saved: Mapping[str, Any], key: str, attribute: str) -> Ar
     words = [str(name), *(word for word, x in saved.items() if not isinstance(x, absent) or x)]
     for what, patterns in NOT_BUILT.items():
         if any(fnmatchcase(word, pattern) for word in words for pattern in patterns):
-            raise InputError(f"{shown_value(name)}: {what} are not built here")
+            raise InputError(f"{shown_value(name)}: {what} are not supported")
     listed = ", ".join(reversed(known))
-    raise InputError(f"{key}={shown_value(name)} is not known here; it must be one of {listed}")
+    raise InputError(f"{key}={shown_value(name)} is not supported; it must be one of {listed}")
 
 
 def architecture_of(config: ModelConfig) -> Architecture:
@@ -38,13 +38,13 @@ def architecture_of(config: ModelConfig) -> Architecture:
     if changes:
         flags = flags_of({name: x for name, x in changes.items() if name in vars(config)})
         raise InputError(
-            f"no published architecture has {_named(config, changes)}; nearest is {nearest.name}"
-            + (f": train with {flags}" if flags else "")
+            f"no published architecture has {_named(config, changes)}; the nearest is "
+            f"{nearest.name}" + (f": train with {flags}" if flags else "")
         )
     if nearest.rotates and config.head_channels % 2:
         raise InputError(
-            f"other programs cannot rotate heads of {config.head_channels} channels, an odd "
-            f"number; train with --head-size {config.head_channels + 1}"
+            f"other programs cannot rotate heads with an odd number of channels, "
+            f"{config.head_channels}; train with --head-size {config.head_channels + 1}"
         )
     return nearest
 
@@ -84,12 +84,12 @@ def config_of(
     """A file's description -> the settings of its model.
 
     `known` are settings that follow from something else. InputError for what is missing, wrong or
-    not known here.
+    not supported.
     """
     for key, allowed in settings.fixed.items():
         if saved.get(key, allowed[0]) not in allowed:
             raise InputError(
-                f"{key}={shown_value(saved[key])} is not known here; {architecture.name} has "
+                f"{key}={shown_value(saved[key])} is not supported; {architecture.name} has "
                 f"{' or '.join(map(str, allowed))}"
             )
     values = {name: _value(settings, saved, name) for name in settings.keys} | known
@@ -114,7 +114,7 @@ def config_of(
         usual["head_size"] = None
     config = dataclasses.replace(config, **usual)
     if changes := config.changes_to(architecture):
-        raise InputError(f"{architecture.name} with {_named(config, changes)} is not known here")
+        raise InputError(f"{architecture.name} with {_named(config, changes)} is not supported")
     _check_others(architecture, settings, saved, config)
     return config
 
@@ -124,11 +124,13 @@ def _by_layer(values: Any, words: tuple[Any, Any], config: ModelConfig) -> tuple
     if values is None:
         return None
     if not isinstance(values, list) or len(values) < config.n_layer:
-        raise InputError(f"{shown_value(values)} is not a list of {config.n_layer} layers")
+        raise InputError(
+            f"{shown_value(values)} is not a list of {count_of(config.n_layer, 'layer')}"
+        )
     for value in values:
         if value not in words or isinstance(value, bool) != isinstance(words[0], bool):
             known = " or ".join(map(str, words))
-            raise InputError(f"layers with {shown_value(value)} are not built here, only {known}")
+            raise InputError(f"layers with {shown_value(value)} are not supported, only {known}")
     return tuple(words.index(value) for value in values)
 
 
@@ -167,7 +169,7 @@ def _check_others(
         if pattern is None or any(value not in neutral[pattern] for value in values):
             raise InputError(
                 f"{shown_value(key)} is {shown_value(value)}, which may change what the model "
-                f"computes and is not known here as a part of {architecture.name}"
+                f"computes and is not supported as a part of {architecture.name}"
             )
 
 
@@ -177,7 +179,7 @@ def _value(settings: Keys, saved: Mapping[str, Any], name: str) -> Any:
     found = [saved[key] for key in keys if key in saved]
     if any(value != found[0] for value in found):
         shown = ", ".join(f"{key}={shown_value(saved.get(key))}" for key in keys)
-        raise InputError(f"{shown}: they must be equal here")
+        raise InputError(f"{shown}: they must be equal")
     if found and (found[0] is not None or name in settings.defaults):
         return found[0]
     if name not in settings.defaults:

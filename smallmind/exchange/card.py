@@ -16,8 +16,8 @@ def model_card(exported: Exported, architecture: str, model_class: str) -> str:
         "architecture": f"{architecture} (`{model_class}`)",
         "parameters": f"{model.flat.count:,}",
         "layers x channels": f"{config.n_layer} x {config.n_embd}",
-        "heads": f"{config.n_head}, {config.kv_heads} of keys and values",
-        "channels of a head": f"{config.head_channels}",
+        "heads": f"{config.n_head}, {config.kv_heads} for keys and values",
+        "channels per head": f"{config.head_channels}",
         "context": f"{config.block_size:,} tokens",
         "vocabulary": f"{tokenizer.vocab_size:,} {tokenizer.unit}",
     }
@@ -47,14 +47,14 @@ ids = tokenizer({opening}, return_tensors="pt").input_ids
 print(tokenizer.decode(model.generate(ids, max_new_tokens=200, do_sample=True)[0]))
 ```
 
-Expect text like that which it was trained on, and little knowledge of the world. The context is
+Expect text like its training data, and little knowledge of the world. The context is
 {config.block_size:,} tokens.
 """
 
 
 def _table(rows: Mapping[str, str]) -> str:
     if not rows:
-        return "It is not known how this model was trained.\n"
+        return "How this model was trained is unknown.\n"
     lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows.items()]
     return "\n".join(["| | |", "|---|---|", *lines]) + "\n"
 

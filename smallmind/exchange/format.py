@@ -93,7 +93,7 @@ class ModelFormat:
     def find(self, path: Path) -> ExternalModel | None:
         """-> the model at a path that looks like this format; None for others, or if it has none.
 
-        InputError if it is malformed, or not known here.
+        InputError if it is malformed, or not supported.
         """
         del path
         return None
@@ -120,7 +120,7 @@ def check_file(
     if path.is_dir():
         raise InputError(f"{path} is a directory; name a file")
     if os.path.lexists(path) and not begins(path):
-        raise InputError(f"{path} exists and is not {kind}; choose another name")
+        raise InputError(f"{path} already exists and {kind}; choose another name")
 
 
 def open_format(name: str) -> ModelFormat:
@@ -197,9 +197,9 @@ def _only_read(type: str) -> str:
     """Returns what a message adds about a type such as q4_K, or Q4_K_M, and "" about others."""
     for kind in parts.NUMBER_TYPES.values():
         if "store" not in kind.uses and type.lower().startswith(kind.name.lower()):
-            reason = f"; {kind.name} is only read"
+            reason = f"; {kind.name} can only be read"
             if kind.block > BLOCK:
-                reason += f", as rows of small models are seldom whole blocks of {kind.block}"
+                reason += f", as rows of small models are rarely multiples of {kind.block}"
             return reason
     return ""
 
@@ -217,7 +217,7 @@ def find_external(path: Path, which: int | str | None = None) -> ExternalModel |
 
 def explain_pickle(name: str) -> str:
     """The name of a file of weights -> why it is not read, and what to do."""
-    reason = "a pickle, which could run any program when it is read; "
+    reason = "a pickle, which could run arbitrary code when loaded; "
     if not name.startswith("pytorch_model"):
         return f"{reason}save the model as safetensors with the program that wrote it"
     return (

@@ -41,7 +41,7 @@ from smallmind.text.tokenizer import Tokenizer
 SUFFIX = ".gguf"
 FLOAT32 = "position_embd"  # llama.cpp wants it in float32
 QUANTISATION = 2  # the version of the blocks
-NOT_LLAMA3 = "its tensor rope_freqs does not scale rotations as Llama 3, and is not known here"
+NOT_LLAMA3 = "its tensor rope_freqs does not scale rotations as Llama 3, and is not supported"
 BLENDED = 1e-4  # from the ends, where float32 has rounded the shares that are kept
 
 
@@ -51,7 +51,7 @@ class GGUF(ModelFormat):
     types = tuple(kind.name for kind in types_for("store"))
 
     def check_path(self, path: Path) -> None:
-        check_file(path, [SUFFIX], _begins_as_gguf, "a GGUF file")
+        check_file(path, [SUFFIX], _begins_as_gguf, "is not a GGUF file")
 
     def write(self, path: Path, exported: Exported, type: str) -> None:
         config, parameters = exported.model.config, exported.model.parameters
@@ -137,11 +137,12 @@ class GGUFFile(ExternalModel):
         try:
             if self._metadata.get("general.type") == "adapter":
                 raise InputError(
-                    "it is an adapter, which is written here but not read; import PEFT's instead"
+                    "it is an adapter, which can be written but not read; import the PEFT "
+                    "adapter instead"
                 )
             if str(self._metadata.get("split.count", 1)) not in ("0", "1"):
                 raise InputError(
-                    "it is one of several files of a model; join them with llama.cpp's program, "
+                    "it is one of several files of a model; merge them with llama.cpp: "
                     "llama-gguf-split --merge FIRST JOINED"
                 )
             self._described = known_architecture(self._metadata, "general.architecture", "gguf")
@@ -212,7 +213,7 @@ def _linear_scaling(saved: Mapping[str, Any]) -> tuple[Any, ...] | None:
     """-> how metadata scales rotations, as in `part_settings`. InputError if not linearly."""
     kind = str(saved.get("rope.scaling.type", "linear"))
     if kind not in ("none", "linear"):
-        raise InputError(f"rope.scaling.type: {shown_value(kind)} is not built here, only linear")
+        raise InputError(f"rope.scaling.type: {shown_value(kind)} is not supported, only linear")
     found = [saved[key] for key in ("rope.scaling.factor", "rope.scale_linear") if key in saved]
     factor = found[0] if found and kind == "linear" else 1.0
     if not isinstance(factor, float | int) or any(other != factor for other in found[1:]):

@@ -124,7 +124,7 @@ def _read(path: Path, start: int, first: int, out: np.ndarray) -> None:
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
     """path -> metadata, tensors by name, in the order of the file. No tensor is read yet.
 
-    InputError if the file is missing, malformed, or holds tensors of a type not known here.
+    InputError if the file is missing, malformed, or holds tensors of a type not supported.
     """
     with durable.explained(path, "GGUF file"), durable.open_regular(path) as file:
         return _Reader(path, file, os.fstat(file.fileno()).st_size).contents()
@@ -142,7 +142,7 @@ class _Reader:
             raise ValueError("it does not begin with GGUF")
         version = self._number("I")
         if version not in READ_VERSIONS:
-            shown = "of a machine with another byte order" if version > 2**16 else version
+            shown = "that of a big-endian file" if version > 2**16 else version
             raise InputError(
                 f"{self._path}: its version is {shown}; this version of smallmind reads 2 and 3"
             )
@@ -209,7 +209,7 @@ class _Reader:
         if inner == STRING:
             return self._strings(self._count(min(MAX_COUNT, self._left() // 8)))
         if inner not in NUMBERS and inner != BOOL:
-            raise ValueError(f"an array is of type {inner}, which is not known here")
+            raise ValueError(f"an array is of type {inner}, which is not supported")
         dtype = np.dtype("?" if inner == BOOL else f"<{NUMBERS[inner]}")
         count = self._count(self._left() // dtype.itemsize)
         return np.frombuffer(self._bytes(count * dtype.itemsize), dtype)
@@ -235,7 +235,7 @@ class _Reader:
     def _count(self, most: int) -> int:
         count = int.from_bytes(self._bytes(8), "little")
         if count > most:
-            raise ValueError(f"it claims {count:,} of something, which cannot be")
+            raise ValueError(f"it claims {count:,} items, which is impossible")
         return count
 
     def _left(self) -> int:

@@ -233,7 +233,7 @@ def _escaped(token: bytes) -> str:
 
 
 def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Returns the tokenizer that these keys describe. InputError if it is not known here."""
+    """Returns the tokenizer that these keys describe. InputError if it is not supported."""
     try:
         model, tokens = _text(metadata, "model"), metadata[f"{PREFIX}tokens"]
         if not isinstance(tokens, list):
@@ -253,8 +253,8 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"its tokenizer is damaged: {error}") from None
     raise InputError(
-        f"its tokenizer is of the kind {shown_value(model)}; known here are 'gpt2', 'llama', 't5', "
-        "'bert' and 'rwkv'"
+        f"its tokenizer is of the kind {shown_value(model)}; supported are 'gpt2', 'llama', "
+        f"'t5', 'bert' and 'rwkv'"
     )
 
 
@@ -262,7 +262,7 @@ def _bpe(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
     pattern = _text(metadata, "pre")
     if pattern not in SPLITS:
         raise InputError(
-            f"its tokenizer splits texts by the pattern {shown_value(pattern)}; known here are "
+            f"its tokenizer splits texts by the pattern {shown_value(pattern)}; supported are "
             f"{', '.join(SPLITS)}"
         )
     types = _types(metadata, tokens)
@@ -289,7 +289,7 @@ def _types(metadata: Mapping[str, Any], tokens: list[str]) -> np.ndarray:
     """Returns the type of each token (n,)."""
     types = np.asarray(metadata.get(f"{PREFIX}token_type", np.full(len(tokens), NORMAL)))
     if types.shape != (len(tokens),):
-        raise ValueError("it has other numbers of tokens and of their types")
+        raise ValueError("it has different numbers of tokens and token types")
     return types
 
 
@@ -297,7 +297,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], is_unigram: b
     """Returns the tables of a SentencePiece model; BPE as transformers reads it."""
     types, scores = _types(metadata, tokens).copy(), np.asarray(metadata[f"{PREFIX}scores"])
     if scores.dtype.kind != "f" or scores.shape != types.shape:
-        raise ValueError("it has other numbers of tokens and of their scores")
+        raise ValueError("it has different numbers of tokens and scores")
     has_prefix, squeezes, charsmap = (metadata.get(f"{PREFIX}{name}") for name in READING)
     tokens = [*tokens]
     is_gemma = str(metadata.get("general.architecture")).startswith("gemma")

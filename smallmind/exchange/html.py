@@ -39,7 +39,7 @@ class HTML(ModelFormat):
     types = tuple(kind.name for kind in types_for("page"))
 
     def check_path(self, path: Path) -> None:
-        check_file(path, SUFFIXES, is_page, "such a page")
+        check_file(path, SUFFIXES, is_page, "was not made by `export --to html`")
 
     def write(self, path: Path, exported: Exported, type: str) -> None:
         tokenizer = exported.tokenizer
@@ -130,8 +130,8 @@ def _template(tokenizer: Tokenizer) -> dict[str, Any] | None:
         return None
     if not isinstance(template, KnownTemplate):
         raise InputError(
-            "its chat template is in the language of Jinja, which a page does not read; tune it "
-            "with --chat-template chatml first"
+            "its chat template is in Jinja, which a page cannot run; fine-tune it with "
+            "--chat-template chatml first"
         )
     names = "name", "before", "after", "special", "begin", "system", "strips", "lead", "joins"
     return {name: getattr(template, name) for name in names}

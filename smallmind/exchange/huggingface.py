@@ -57,7 +57,7 @@ BUFFERS = (  # of earlier versions
     ".rotary_emb.inv_freq",
 )
 REFUSED = {
-    "auto_map": "code of its own, which is never executed here",
+    "auto_map": "custom code, which is never executed",
     "quantization_config": "quantised weights; save it in 16 or 32 bits",
 }
 FULL, SLIDING = "full_attention", "sliding_attention"  # tables of Gemma's rope_parameters
@@ -217,7 +217,7 @@ class HuggingFaceDirectory(ExternalModel):
             tensors = safetensors.open_tensors(file, strict=False)[0]
             if names is not None and (different := tensors.keys() ^ names):
                 odd = min(different)
-                lack = f"{file.name} has no" if odd in names else "nothing says which file has"
+                lack = f"{file.name} has no" if odd in names else "no file is listed for"
                 raise InputError(
                     f"{self.path / INDEX} is the index of another model: {lack} {odd!a}"
                 )
@@ -251,14 +251,12 @@ class HuggingFaceDirectory(ExternalModel):
         for name, shard in table.items():
             if not isinstance(shard, str) or not SHARD.fullmatch(shard):
                 raise InputError(
-                    f"{index} names {shown_value(shard)}: not a file of this directory"
+                    f"{index} names {shown_value(shard)}, which is not a file in this folder"
                 )
             shards.setdefault(shard, set()).add(name)
         for shard in shards:
             if not (self.path / shard).exists():
-                raise InputError(
-                    f"{self.path} lacks {shard}, one of {len(shards)} files of weights"
-                )
+                raise InputError(f"{self.path} lacks {shard}, one of {len(shards)} weight files")
         return {self.path / shard: shards[shard] for shard in sorted(shards)}
 
 
@@ -323,7 +321,7 @@ def _described(saved: dict[str, Any]) -> tuple[Architecture, ModelConfig]:
 def _rotation(saved: dict[str, Any], architecture: Architecture) -> dict[str, Any]:
     """-> the rope settings of config.json as they were before version 5 of transformers moved them.
 
-    The scaling is that of `part_settings`, or None. InputError for one that is not built here.
+    The scaling is that of `part_settings`, or None. InputError for one that is not supported.
     """
     keys = architecture.config.keys
     found: dict[str, Any] = {}
@@ -337,7 +335,7 @@ def _rotation(saved: dict[str, Any], architecture: Architecture) -> dict[str, An
     if "window_theta" in keys and table.keys() & {FULL, SLIDING}:
         of_windows = _rotation_in(key, table.get(SLIDING) or {}, saved)
         if of_windows["rope_scaling"]:
-            raise InputError(f"{key}: scaled rotations in windows are not built here")
+            raise InputError(f"{key}: scaled rotations in windows are not supported")
         table = table.get(FULL) or {}
         if "rope_theta" in of_windows:
             found["window_theta"] = of_windows["rope_theta"]
@@ -354,13 +352,13 @@ def _rotation_in(key: str, table: Any, saved: dict[str, Any]) -> dict[str, Any]:
     for kind in kinds:
         if not isinstance(kind, str) or kind not in SCALINGS:
             known = " and ".join(SCALINGS)
-            raise InputError(f"{key}: {shown_value(kind)} is not built here, only {known}")
+            raise InputError(f"{key}: {shown_value(kind)} is not supported, only {known}")
     moved = {ours: table[name] for ours, name in MOVED.items() if name in table}
     if kinds[0] != kinds[-1] or table.keys() - {
         *(*ROPE_TYPES, *MOVED.values()),
         *SCALINGS[kinds[0]],
     }:
-        raise InputError(f"{key} is {shown_value(table)}; as {kinds[0]} it is not known here")
+        raise InputError(f"{key} is {shown_value(table)}; as {kinds[0]} it is not supported")
     if kinds[0] == "default":
         return {"rope_scaling": None, **moved}
     # The table may lack the context, and a key beside it comes first.

@@ -100,7 +100,7 @@ class PeftDirectory(StoredAdapter):
     is_external = True
 
     def __init__(self, path: Path) -> None:
-        self.path, self.name = path, f"the adapter of PEFT in {path}"
+        self.path, self.name = path, f"the PEFT adapter in {path}"
         with durable.explained(path / CONFIG, "JSON file"):
             self._saved: Saved = from_json(durable.read(path / CONFIG, MAX_CONFIG_BYTES))
         try:
@@ -142,16 +142,16 @@ class PeftDirectory(StoredAdapter):
     def _tensors(self) -> dict[str, dict[str, np.ndarray]]:
         """The name of a module -> its "A" and "B", float32."""
         if not (self.path / MODEL).exists():
-            pickle = f"only {PICKLE}, a pickle, which could run any program when it is read"
+            pickle = f"only {PICKLE}, a pickle, which could run arbitrary code when loaded"
             held = pickle if (self.path / PICKLE).exists() else f"no {MODEL}"
-            raise InputError(f"{self.path} has {held}; save the adapter with safetensors")
+            raise InputError(f"{self.path} has {held}; save the adapter as safetensors")
         found: dict[str, dict[str, np.ndarray]] = {}
         tensors, _ = safetensors.read(self.path / MODEL, strict=False)
         for name, values in tensors.items():
             match = TENSOR.fullmatch(name)
             if match is None:
                 raise InputError(
-                    f"{self.path} has a tensor that is not known here: {shown_value(name)}; only "
+                    f"{self.path} has a tensor that is not supported: {shown_value(name)}; only "
                     "A and B of linear layers are"
                 )
             if values.dtype == safetensors.BFLOAT16:
@@ -186,20 +186,20 @@ def _check(saved: Saved) -> None:
     """Raises InputError or ValueError for what is not LoRA as it is computed here."""
     kind, bias = saved.get("peft_type"), saved.get("bias", "none")
     if kind != "LORA":
-        raise InputError(f"peft_type={shown_value(kind)} is not known here; it must be LORA")
+        raise InputError(f"peft_type={shown_value(kind)} is not supported; it must be LORA")
     if bias != "none":
-        raise InputError(f"bias={shown_value(bias)} is not known here; it must be none")
+        raise InputError(f"bias={shown_value(bias)} is not supported; it must be none")
     initial = saved.get("init_lora_weights")
     if isinstance(initial, str) and initial.startswith(CHANGING):
         raise InputError(
-            f"init_lora_weights={shown_value(initial)} has changed the model that it belongs to; "
-            "convert it with PEFT, save_pretrained(..., path_initial_model_for_weight_conversion)"
+            f"init_lora_weights={shown_value(initial)} has changed its base model; convert it "
+            f"with PEFT, save_pretrained(..., path_initial_model_for_weight_conversion)"
         )
     for key, value in saved.items():
         if value and key not in HARMLESS and key != "bias":
             raise InputError(
                 f"{shown_value(key)} is {shown_value(value)}, which may change what the adapter "
-                "computes and is not known here"
+                "computes and is not supported"
             )
     if whole(saved["r"]) < 1:
         raise ValueError("r must be at least 1")
@@ -208,7 +208,9 @@ def _check(saved: Saved) -> None:
         if not isinstance(table, dict):
             raise ValueError("a pattern is not a JSON object")
         if odd := [pattern for pattern in table if not NAME.fullmatch(pattern)]:
-            raise InputError(f"the pattern {shown_value(odd[0])} is not known here: it is no name")
+            raise InputError(
+                f"the pattern {shown_value(odd[0])} is not supported: it is not a name"
+            )
     for value in (saved["lora_alpha"], *tables[1].values(), saved.get("lora_dropout", 0.0)):
         if not math.isfinite(number(value)):
             raise ValueError(f"{shown_value(value)} is not a finite number")

@@ -20,7 +20,7 @@ from smallmind.settings.config import ModelConfig
 from smallmind.text.tokenizer import Tokenizer
 
 Loaded = tuple[TransformerModel, Tokenizer]
-NAME_BASE = "name the model that it belongs to: smallmind generate MODEL --adapter RUN"
+NAME_BASE = "give its base model: smallmind generate MODEL --adapter RUN"
 
 
 class StoredModel:
@@ -119,8 +119,8 @@ class StoredAdapter(StoredModel):
             yield name, value
         if adapter.base and sha.hexdigest() != adapter.base.sha256:
             raise InputError(
-                f"{adapter.place} adapts another model than {self.base or adapter.base.path} or "
-                f"another state of it; {NAME_BASE}"
+                f"{adapter.place} was not trained on {self.base or adapter.base.path}, or that "
+                f"has changed since; {NAME_BASE}"
             )
 
 
@@ -159,7 +159,7 @@ def find(
     if adapter is not None:
         found = find(adapter, which)
         if not found.is_adapter:
-            raise InputError(f"{adapter} holds a whole model, not an adapter: name it alone")
+            raise InputError(f"{adapter} holds a whole model, not an adapter: give it on its own")
         found.base = Path(path)
         return found
     check_type("checkpoint", which, numbers.Integral, str, None)

@@ -263,7 +263,7 @@ def _checked(
         if name not in stored:
             raise InputError(f"{source} lacks the tensor {name}")
         if name not in expected:
-            raise InputError(f"{source} has a tensor that is not known here: {shown_value(name)}")
+            raise InputError(f"{source} has a tensor that is not supported: {shown_value(name)}")
         if stored[name].shape != expected[name]:
             found, wanted = map(shown_shape, (stored[name].shape, expected[name]))
             raise InputError(

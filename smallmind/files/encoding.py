@@ -18,14 +18,14 @@ FORMATS = {
     b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "7z e -so {file} > {text}"),
     b"PK\x03\x04": ("a zip archive", "unzip -p {file} > {text}"),
     b"%PDF-": ("a PDF document", "pdftotext {file} {text}"),
-    b"\xd0\xcf\x11\xe0": ("an office document", ""),
+    b"\xd0\xcf\x11\xe0": ("an Office document", ""),
 }
 # The formats of zip archives, by the name of their first file, which begins at byte 30.
 ZIPPED = {
     b"mimetypeapplication/epub+zip": ("an EPUB book", "pandoc -t plain -o {text} {file}"),
-    b"mimetypeapplication/vnd.oasis": ("an office document", ""),
-    b"[Content_Types].xml": ("an office document", ""),
-    b"_rels/.rels": ("an office document", ""),
+    b"mimetypeapplication/vnd.oasis": ("an Office document", ""),
+    b"[Content_Types].xml": ("an Office document", ""),
+    b"_rels/.rels": ("an Office document", ""),
 }
 # The longer mark first: that of UTF-32 begins with that of UTF-16.
 MARKS = {
@@ -37,17 +37,17 @@ MARKS = {
 ALL_MARKS = tuple(MARKS)
 UTF8_MARK = b"\xef\xbb\xbf"
 MARKED = UTF8_MARK, *ALL_MARKS  # beginnings of texts
-HTML, NOTEBOOK, WHATSAPP = "a page of HTML", "a Jupyter notebook", "a chat of WhatsApp"
+HTML, NOTEBOOK, WHATSAPP = "an HTML page", "a Jupyter notebook", "a WhatsApp chat"
 STAMP = rb"\d{1,4}[./-] ?\d{1,2}[./-] ?\d{1,4}[^\d\n]{1,16}\d{1,2}[:.]\d\d"  # day and minute
 PDF = "a PDF document"
-MHTML = "a web archive (MHTML) or a mail with several parts"
+MHTML = "a web archive (MHTML) or a multipart email"
 # The formats below whose text can be read: the suffixes of their readers.
 TEXT_OF = {HTML: ".html", NOTEBOOK: ".ipynb", PDF: ".pdf", MHTML: ".mhtml"}
 # These formats may be valid UTF-8, and would pass for plain text: pattern, kind, command.
 TEXTUAL = (
-    (rb"version https://git-lfs\.github\.com/", "a pointer of Git LFS", "git lfs pull"),
-    (rb"(?:\.\./)*(?:\.git)?/annex/objects/", "a pointer of git-annex", "git annex get ."),
-    (rb"\{\\rtf", "a document in RTF", "pandoc -f rtf -t plain -o {text} {file}"),
+    (rb"version https://git-lfs\.github\.com/", "a Git LFS pointer", "git lfs pull"),
+    (rb"(?:\.\./)*(?:\.git)?/annex/objects/", "a git-annex pointer", "git annex get ."),
+    (rb"\{\\rtf", "an RTF document", "pandoc -f rtf -t plain -o {text} {file}"),
     (rb"%PDF-", PDF, "pdftotext {file} {text}"),
     (rb"%!PS", "a PostScript document", "ps2ascii {file} {text}"),
     (
@@ -82,8 +82,8 @@ class Disguise(NamedTuple):
     def advice(self, path: str, suffix: str = ".txt") -> str:
         """Says what to do with the file at this path."""
         if not self.command:
-            return "save it as plain text in UTF-8"
-        verb = "convert it" if "{file}" in self.command else "fetch it, in its folder"
+            return "save it as plain text (UTF-8) first"
+        verb = "convert it" if "{file}" in self.command else "fetch it: in its folder, run"
         return f"{verb}: {_filled(self.command, path, suffix)}"
 
 
@@ -102,7 +102,7 @@ def disguised(head: bytes) -> Disguise | None:
 
 
 def encoded(text: str, start: int, stop: int, errors: str = "strict", offset: int = 0) -> bytes:
-    """Encodes text[start:stop] in UTF-8. InputError for half a character, which no file can hold.
+    """Encodes text[start:stop] in UTF-8. InputError for an unpaired surrogate.
 
     `offset` is where the text begins in a longer one, whose positions are reported.
     """
@@ -111,7 +111,7 @@ def encoded(text: str, start: int, stop: int, errors: str = "strict", offset: in
     except UnicodeEncodeError as error:
         position = offset + start + error.start
         raise InputError(
-            f"the text has {error.object[error.start]!r}, half a character, at position "
+            f"the text has {error.object[error.start]!r}, an unpaired surrogate, at position "
             f"{position}: replace it, as with text.encode(errors='replace').decode()"
         ) from None
 
@@ -124,7 +124,7 @@ def advice(path: str, data: bytes, suffix: str = ".txt") -> str:
     if found := _format(data):
         kind, extract = found
         if not extract:
-            return f"it is {kind}; save it as plain text in UTF-8"
+            return f"it is {kind}; save it as plain text (UTF-8) first"
         return f"it is {kind}: {_filled(extract, path, suffix)}"
     encoding = likely_encoding(data)
     if encoding is None:

@@ -69,7 +69,7 @@ def divided_cpus(count: int) -> list[list[int]]:
     cpus = threads.fast_cpus() or threads.cpus_of_cores()
     cores = len(cpus) if can_bind else threads.cores()
     if count > cores:
-        raise InputError(f"{count} side by side need as many cores, and this machine has {cores}")
+        raise InputError(f"{count} at a time need {count} cores, and this machine has {cores}")
     bounds = [len(cpus) * i // count for i in range(count + 1)]
     return [cpus[low:high] if can_bind else [] for low, high in itertools.pairwise(bounds)]
 

@@ -103,7 +103,7 @@ class Distillation(Loss):
 
     def __repr__(self) -> str:
         return (
-            f"<Distillation: from {self.teacher_config.n_layer} layers of "
+            f"<Distillation: from {count_of(self.teacher_config.n_layer, 'layer')} of "
             f"{self.teacher_config.n_embd}, alpha={self.config.alpha:g}, "
             f"temperature={self.temperature:g}>"
         )

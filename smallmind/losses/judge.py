@@ -139,7 +139,7 @@ def _content(path: Path) -> bytes:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(
-            f"reward={str(path)!r} is neither one of {names} nor a file of Python with "
+            f"reward={str(path)!r} is neither one of {names} nor a Python file that defines "
             f"reward(question, answer, wanted): {reason}"
         ) from None
 

@@ -21,9 +21,8 @@ class PreferencesConfig:
 
     loss: str | None = setting(
         None,
-        "how to learn from better and worse answers; by default dpo where a text has pairs of them "
-        "and --init-from names a model; kto takes single answers with a label; cross-entropy "
-        "learns the better ones alone",
+        "how to learn from better and worse answers; default: dpo, for pairs with --init-from. "
+        "kto takes single labelled answers; cross-entropy learns only the better ones",
         choices=(*METHODS, PLAIN),
     )
     dpo_beta: float = setting(

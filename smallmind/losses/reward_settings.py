@@ -26,30 +26,26 @@ class RewardsConfig:
 
     reward: str | None = setting(
         None,
-        f"what an answer earns: {', '.join(parts.REWARDS)}, or a file of Python with "
-        "reward(question, answer, wanted), which is run",
+        f"what an answer earns: {', '.join(parts.REWARDS)}, or a Python file that defines "
+        f"reward(question, answer, wanted) and is run",
         metavar="REWARD",
     )
-    reward_answers: int = setting(
-        8, "answers to each question, which are compared", low=2, high=1024
-    )
+    reward_answers: int = setting(8, "answers sampled per question, and compared", low=2, high=1024)
     reward_tokens: int | None = setting(
         None,
-        "tokens of an answer at most; by default a few more than the longest wanted one has",
+        "most tokens per answer; default: a few more than the longest wanted answer has",
         low=1,
         high=2**20,
     )
-    reward_updates: int = setting(
-        1, "updates that learn from each round of sampled answers", low=1, high=1024
-    )
+    reward_updates: int = setting(1, "updates per round of sampled answers", low=1, high=1024)
     reward_clip: float = setting(
-        0.2, "by how much a token may become likelier or less likely in a round", above=0, below=1
+        0.2, "largest relative change of a token's probability per round", above=0, below=1
     )
     reward_beta: float = setting(
         0.0, "cost of moving away from the starting model, per nat and token", low=0.0
     )
     reward_seconds: float = setting(
-        10.0, "seconds that the reward of an answer may take", above=0, high=86_400.0
+        10.0, "time limit for the reward of an answer, in seconds", above=0, high=86_400.0
     )
 
     def __post_init__(self) -> None:

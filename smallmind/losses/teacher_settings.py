@@ -26,7 +26,7 @@ class DistillationConfig:
         2.0, "divides the logits of teacher and student", low=0.1, high=100.0
     )
     alpha: float = setting(
-        0.5, "weight of the teacher's loss; the text's has the rest", low=0.0, high=1.0
+        0.5, "weight of the teacher's loss; the loss on the text gets the rest", low=0.0, high=1.0
     )
     learn_temperature: bool = setting(False, "learn the temperature too, between 1 and 10")
     teacher_cache: str | None = setting(

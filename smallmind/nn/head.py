@@ -193,8 +193,7 @@ def _matrix(scope: Scope, embedding: Embedding) -> TiedHead | Linear:
     if scope.config.tie_weights:
         if scope.adapter and "head" in scope.adapter.on:
             raise InputError(
-                "the head of this model has no matrix of its own, the head is the embedding: leave "
-                "head out of lora_on"
+                "the head of this model shares the embedding's matrix: leave head out of lora_on"
             )
         return TiedHead(scope, embedding)
     shape = scope.config.n_embd, scope.config.vocab_size

@@ -268,9 +268,7 @@ def load(
             found == CHECKPOINT_FORMAT and _has_adapter(metadata)
         )
         if is_adapter:
-            raise InputError(
-                f"{path} holds an adapter alone; smallmind.load reads it with its base"
-            )
+            raise InputError(f"{path} is only an adapter; smallmind.load reads it with its base")
         if found not in (FORMAT, CHECKPOINT_FORMAT):
             raise InputError(f"{path} is {shown_value(found)}; this version reads {FORMAT!r}")
         try:

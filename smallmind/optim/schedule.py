@@ -29,7 +29,7 @@ def too_short(config: TrainingConfig, has_begun: bool = False) -> str | None:
         return None
     shorter = "" if has_begun else f"--warmup-steps {config.steps // WARMUP_SHARE}, or "
     return (
-        f"The run ends inside its warmup of {count_of(planned.warmup, 'step')}, at a learning rate "
+        f"The run ends during its warmup of {count_of(planned.warmup, 'step')}, at a learning rate "
         f"of {planned.lr(config.steps - 1):.1e} instead of {planned.peak:.1e}: use {shorter}more "
         "--steps"
     )

@@ -111,8 +111,8 @@ def _with_characters(
     if isinstance(tokenizer, CharTokenizer):
         return tokenizer.with_characters(new)
     raise InputError(
-        f"the text has characters that {run.init_from} does not know ({len(new)}): "
-        f"{_listed(new)}; remove them from the text, or train from scratch without init_from"
+        f"the text has {count_of(len(new), 'character')} that {run.init_from} does not know: "
+        f"{_listed(new)}; train the base model with --tokenizer bpe, or drop --init-from"
     )
 
 
@@ -179,10 +179,10 @@ def _check_tokens(role: str, path: str, of_model: Tokenizer, of_text: Tokenizer)
     file = Path(path) / TOKENIZER
     choice = str(file) if of_model.is_learned and file.exists() else of_model.kind
     if of_model.is_learned or of_model.kind != of_text.kind:
-        raise InputError(f"the {role} {path} has other tokens: choose --tokenizer {choice}")
+        raise InputError(f"the {role} {path} has different tokens: use --tokenizer {choice}")
     raise InputError(
-        f"the tokens of the {role} {path} are not those of this text; use a {role} trained on "
-        "text with the same characters, or train both with --tokenizer byte"
+        f"the {role} {path} has different tokens than this text; use a {role} trained on text with "
+        "the same characters, or train both with --tokenizer byte"
     )
 
 

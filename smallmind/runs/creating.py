@@ -94,7 +94,7 @@ def choices_of(settings: Settings | None, recipe: str | None, fields: dict[str, 
     names = {name: fields.pop(name) for name in SETS if fields.get(name) is not None}
     for name, value in (names | ({"recipe": recipe} if recipe else {})).items():
         if settings:
-            raise InputError(f"{name}={value!r} would change nothing: settings has every setting")
+            raise InputError(f"{name}={value!r} has no effect: settings already has every setting")
     if settings:
         return Choices(settings.replace(**({"lengths": None} | fields)).fields, recipe=None)
     for name, value in names.items():
@@ -164,17 +164,17 @@ def prepare(choices: Choices, text: Text = None, cache: Path | None = None) -> P
     characters = about_characters(text, chosen.run)
     if chosen.training.adapter and not chosen.run.init_from:
         raise InputError(
-            f"lora_rank={chosen.training.lora_rank} adapts a model: name it with --init-from"
+            f"lora_rank={chosen.training.lora_rank} adapts a model: give one with --init-from"
         )
     kind, config = chosen.loss
     if kind != OF_REWARDS and chosen.rewards.reward:
         raise InputError(
-            f"{flag_of(config.chosen_by)} and --reward both choose what is learned; leave out one"
+            f"{flag_of(config.chosen_by)} and --reward both set the loss; give only one"
         )
     if kind in ("preferences", OF_REWARDS) and not chosen.run.init_from:
         name = config.chosen_by
         raise InputError(
-            f"{name}={getattr(config, name)} starts from a model: name it with --init-from"
+            f"{name}={getattr(config, name)} needs a model to start from: give one with --init-from"
         )
     if kind == OF_REWARDS:
         Judge(config.reward, config.reward_seconds)  # InputError before anything is read
@@ -288,7 +288,7 @@ def _check_grows(settings: Settings, initial: Initial, tokenizer: Tokenizer) -> 
     )
 
 
-BY_MACHINE = Origin("this machine", "As many threads as its cores and the size of a pass allow.")
+BY_MACHINE = Origin("this machine", "As many threads as cores and the size of a pass allow.")
 
 
 def settle(choices: Choices, facts: Facts) -> Settings:
@@ -339,7 +339,7 @@ def import_model(
     check_type("out", out, str, PathLike, None)
     if not source.exists():
         raise InputError(
-            f"{source} does not exist; give a directory of transformers or a GGUF file. To fetch a "
+            f"{source} not found; give a Hugging Face model folder or a .gguf file. To fetch a "
             f"published model: pip install huggingface_hub, then {_fetching(source)}"
         )
     path = default_directory(source.stem) if out is None else Path(out)
@@ -354,13 +354,13 @@ def import_model(
             path, settings, tokenizer, source, lambda run: run.save_model(model, tokenizer, 0)
         )
     if base is not None:
-        raise InputError(f"{source} is not an adapter of PEFT: leave out the base, {base}")
+        raise InputError(f"{source} is not a PEFT adapter: leave out the base, {base}")
     found = find_external(source)
     if found is None:
         raise InputError(
             missing_from(source)
-            or f"{source} is neither a directory of transformers, with a config.json that names a "
-            "model_type, nor an adapter of PEFT, nor a GGUF file"
+            or f"{source} is neither a Hugging Face model folder (a config.json with a "
+            "model_type), nor a PEFT adapter, nor a GGUF file"
         )
     if block_size is not None:
         found.config = _shortened(found.config, block_size)
@@ -413,8 +413,8 @@ def _shortened(config: ModelConfig, block_size: int) -> ModelConfig:
     check_field(ModelConfig, "block_size", block_size)
     if position_class(config).limits_context:
         raise InputError(
-            f"block_size={block_size}: the model has learned its {config.block_size} positions; "
-            "leave it out"
+            f"block_size={block_size}: the model has {config.block_size} learned positions; leave "
+            "it out"
         )
     if block_size > config.block_size:
         raise InputError(f"block_size={block_size} must be at most {config.block_size}")

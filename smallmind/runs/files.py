@@ -36,7 +36,7 @@ def newest_run() -> Path:
         with suppress(OSError):  # removed meanwhile
             created.append((config.stat().st_mtime_ns, config.parent))
     if not created:
-        raise InputError(f"{RUNS} holds no run; give RUN, the directory of one")
+        raise InputError(f"no runs in {RUNS}; give the directory of one as RUN")
     return max(created)[1]
 
 

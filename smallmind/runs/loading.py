@@ -170,9 +170,9 @@ def missing_from(directory: Path) -> str | None:
         one = "the GGUF file" if len(files) == 1 else "one of the GGUF files"
         return f"{directory} is a directory; give {one} in it, such as {directory / files[0]}"
     if CONFIG in names:
-        return f"{directory / CONFIG} has no model_type, which says of which architecture it is"
+        return f"{directory / CONFIG} has no model_type, which names its architecture"
     if any(name.endswith(".safetensors") for name in names):
-        return f"{directory} has weights, but no {CONFIG} that says of which architecture they are"
+        return f"{directory} has weights, but no {CONFIG} that describes their architecture"
     if any(name.startswith("tokenizer") for name in names):
         return f"{directory} has a tokenizer, but no model: {CONFIG} and {MODEL} are missing"
     return None
@@ -193,7 +193,7 @@ def _in_file(path: Path, name: str) -> StoredModel:
     if "config" not in metadata:
         raise InputError(
             missing_from(path.parent)
-            or f"{path} was not saved by smallmind; of a model of transformers, give the directory"
+            or f"{path} was not saved by smallmind; for a Hugging Face model, give its folder"
         )
     is_adapter = metadata.get("format") == ADAPTER_FORMAT
     return AdapterFile(path, name) if is_adapter else ModelFile(path, name)

@@ -50,8 +50,8 @@ class Planner:
         source, tokenizer = self.prepared.source, self.prepared.tokenizer
         if source.is_chat:
             raise InputError(
-                "a plan is for texts; conversations are learned in epochs, which `smallmind train` "
-                "chooses, and --no-chat makes a text of them"
+                "plans are for plain text: `smallmind train` chooses the epochs for "
+                "conversations; --no-chat reads them as plain text"
             )
         run = self.prepared.settings.run
         self.choices = choices.having(tokenizer=run.tokenizer, mask_documents=run.mask_documents)
@@ -128,24 +128,21 @@ def _check(choices: Choices) -> None:
     """Raises InputError for choices that a plan cannot follow."""
     chosen, recipe, fields = choices.chosen, choices.recipe, choices.fields
     if recipe is None:
-        raise InputError(
-            "a plan is for a recipe that chooses the size of the model: leave out the config.json "
-            "of a run"
-        )
+        raise InputError("a plan chooses the size of the model: leave out the config.json of a run")
     if launched():
-        raise InputError("a plan is made in one process: start it without mpiexec")
+        raise InputError("plans use one process: start without mpiexec")
     if chosen.get("init_from"):
-        raise InputError("a plan is for new models: leave out --init-from")
+        raise InputError("plans are for new models: leave out --init-from")
     if not RECIPES[recipe].adapts:
         raise InputError(f"the recipe {recipe} does not choose a size; plan with another --recipe")
     if all(name in chosen for name in FITTED_FIELDS):
-        raise InputError("all that follows from the time is given: leave out the size of the model")
+        raise InputError("there is nothing left to choose: leave out the size of the model")
     if lengths := [name for name in ALTERNATIVES["length of the run"] if chosen.get(name)]:
         raise InputError(
-            f"a plan is for runs of some minutes: leave out {flag_of(lengths[0])}, or the preset "
+            f"plans are for runs with --minutes: leave out {flag_of(lengths[0])}, or the preset "
             "or file that sets it"
         )
     plateau = ["schedule"] if fields.get("schedule") == "plateau" else []
     for name in (*PLAIN, *plateau):
         if fields.get(name):
-            raise InputError(f"a plan is for runs without {flags_of({name: fields[name]})}")
+            raise InputError(f"plans do not support {flags_of({name: fields[name]})}")

@@ -6,7 +6,7 @@ Nothing here prints. The command line is a caller of this class.
 from collections.abc import Generator, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from smallmind import parts
 from smallmind.checks import InputError, check_type, suggesting
@@ -28,6 +28,7 @@ from smallmind.runs.source import read_source, recognising
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.settings.config import NEUTRAL, ModelConfig
 from smallmind.settings.rules import Choices
+from smallmind.settings.run_fields import Recipe, RunFields
 from smallmind.settings.settings import Settings
 from smallmind.tasks.results import TaskResult
 from smallmind.tasks.task import evaluate_task
@@ -76,8 +77,8 @@ class Run:
         text: Text = None,
         *,
         out: str | PathLike[str] | None = None,
-        recipe: str | None = None,
-        **fields: Any,
+        recipe: Recipe | None = None,
+        **fields: Unpack[RunFields],
     ) -> "Run":
         """Creates a run, whose directory `out` then holds its resolved settings.
 
@@ -93,7 +94,7 @@ class Run:
         a setting is unknown or out of range, the text cannot be read or is too short, or the
         directory already holds a run or checkpoints. Then nothing is left behind.
         """
-        return cls.of(creating.choices_of(settings, recipe, fields), text, out)
+        return cls.of(creating.choices_of(settings, recipe, dict(fields)), text, out)
 
     @classmethod
     def of(
@@ -152,7 +153,7 @@ class Run:
                 passed_over.append(str(error))
             run.unlock()
         reasons = f" ({'; '.join(passed_over)})" if passed_over else ""
-        raise InputError(f"{parent} holds no unfinished run; name the directory of one{reasons}")
+        raise InputError(f"no unfinished run in {parent}; give the directory of one{reasons}")
 
     @property
     def settings(self) -> Settings:

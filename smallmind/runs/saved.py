@@ -147,7 +147,7 @@ class RunFiles:
         reached = newest.step if newest else 0
         if (epochs is None) == bool(config.epochs):
             name = "epochs" if config.epochs else "steps"
-            raise InputError(f"the length of this run is counted in {name}: give {name}")
+            raise InputError(f"the length of this run is set in {name}: give {name}")
         length: dict[str, int | None] = {"steps": steps}
         if epochs is not None:
             per_epoch = Epochs(self.data, config.grad_accum_steps).steps
@@ -201,7 +201,7 @@ class RunFiles:
     def _read_source(self) -> Source:
         if self.config.imported:
             raise InputError(
-                f"{self.path} was imported and has no text of its own: name one, as in smallmind "
+                f"{self.path} was imported and has no text of its own: give one, as in smallmind "
                 f"evaluate {self.path} TEXT or smallmind train TEXT --init-from {self.path}"
             )
         run, sha256 = self.settings.run, self.config.text_sha256

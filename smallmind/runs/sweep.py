@@ -50,7 +50,7 @@ class SweepPlan:
                 "--learning-rate 1e-3,3e-3, or --seeds 3"
             )
         if count > MAX_RUNS:
-            raise InputError(f"these values make {count:,} runs; {MAX_RUNS:,} is the most")
+            raise InputError(f"these values make {count:,} runs; the limit is {MAX_RUNS:,}")
         combined = [
             dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
         ]

@@ -65,7 +65,7 @@ def verify_run(
     for finding in _retrain(training, config, sound) if training else ():
         found(finding)
     if len(verdicts) == len(files) and not is_imported:
-        raise InputError(f"{directory} holds no checkpoint yet; resume the run first")
+        raise InputError(f"{directory} has no checkpoint yet; resume the run first")
     return verdicts
 
 

@@ -192,7 +192,7 @@ class API:
             )
             seen = loaded.model.config.block_size
             if top is not None and (longest := max(map(len, echo), default=0)) > seen + 1:
-                message = f"the model sees {seen:,} tokens, and a prompt to echo has {longest:,}"
+                message = f"the context is {seen:,} tokens, and a prompt to echo has {longest:,}"
                 raise APIError(f"{message}; leave out logprobs, or make it shorter", "echo")
             seeds = [(config.seed + i) % 2**63 for i in range(n)]
             configs = [replace(config, seed=seed) for seed in seeds]

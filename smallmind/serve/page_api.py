@@ -8,7 +8,7 @@ import numpy as np
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
-from smallmind.charts.curve import Curve
+from smallmind.charts.figure import losses_of
 from smallmind.checks import InputError, number
 from smallmind.serve.api import API
 from smallmind.serve.errors import APIError
@@ -16,11 +16,11 @@ from smallmind.serve.models import Loaded, ServedModel
 from smallmind.serve.request_fields import Fields, check_length, turns_of
 from smallmind.serve.security import POLICY
 from smallmind.settings.config import __version__
+from smallmind.views.page import large_chart
 from smallmind.views.run_view import PLOTTED, RunView, State
 from smallmind.writing.chat import prompt_of
 from smallmind.writing.decoder import choices_in
 
-MAX_POINTS = 400  # of a curve
 MAX_SAMPLES = 20
 FIELDS = (*PLOTTED, "tokens_per_second")
 REPORT_POLICY = (
@@ -112,7 +112,7 @@ class PageAPI:
     async def _look(self, job: Any) -> Any:
         """Looks into a model between two steps of the texts. APIError if somebody else does."""
         if self._looking.locked():
-            raise APIError("another text is being looked at; try again in a moment", status=429)
+            raise APIError("another text is being processed; try again in a moment", status=429)
         async with self._looking:
             return await self.api.engine.run(job)
 
@@ -142,10 +142,9 @@ class PageAPI:
             **_row(view, self._model_ids()),
             "seconds": view.seconds,
             "left_seconds": left,
-            "curves": {
-                "train": _points(view.curves["loss"]),
-                "held_out": _points(view.curves["val_loss"]),
-            },
+            "chart": large_chart(
+                losses_of(*(view.curves[x].finite() for x in ("loss", "val_loss")))
+            ),
             "samples": [
                 {"step": step, "text": text} for step, text in view.samples()[-MAX_SAMPLES:]
             ],
@@ -231,12 +230,3 @@ def _row(view: RunView, ids: dict[Any, str]) -> dict[str, Any]:
         "final_loss": final if math.isfinite(final) else None,
         "model": ids.get(view.path.resolve()),
     }
-
-
-def _points(curve: Curve) -> list[list[float]]:
-    """Returns the points of a curve, as many as a chart shows."""
-    finite = curve.finite()
-    steps, values = list(finite.steps), list(finite.values)
-    every = max(1, math.ceil(len(steps) / MAX_POINTS))
-    shown = dict.fromkeys([*range(0, len(steps), every), *range(len(steps))[-1:]])
-    return [[int(steps[i]), round(float(values[i]), 5)] for i in shown]

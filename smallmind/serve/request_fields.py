@@ -152,8 +152,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 SAMPLERS = "temperature", "top_k", "top_p", "min_p"  # a list without one of them turns it off
 TOOLS = {"tools": "tool_choice", "functions": "function_call"}  # and what may turn them off
 NO_TOOLS = (
-    "the model's chat template does not know tools: leave them out, or let the server ignore them "
-    "with serve --ignore-tools"
+    "the model's chat template does not support tools: leave them out, or let the server ignore "
+    "them with serve --ignore-tools"
 )
 NOT_IN_MESSAGES = ("function_call", "prefix", "partial", "images", "audio")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
@@ -334,7 +334,7 @@ def form_of(fields: Fields, tokenizer: Tokenizer) -> Form | None:
     elif kind != "text":
         raise APIError(f"{name}.type must be text, json_object or json_schema", name)
     if len(asks) > 1:
-        message = f"{' and '.join(asks)} ask for two forms; send one of them"
+        message = f"{' and '.join(asks)} ask for two formats; send one of them"
         raise APIError(message, next(iter(asks)))
     for name, value in asks.items():
         try:
@@ -376,7 +376,7 @@ def check_length(texts: Iterable[str], most: int, name: str) -> None:
     length, most = sum(map(len, texts)), MAX_CHARACTERS * most
     if length > most:
         raise APIError(
-            f"{name} has {length:,} characters, of which at most {most:,} are read",
+            f"{name} has {length:,} characters; the limit is {most:,}",
             name,
             "context_length_exceeded",
         )
@@ -386,7 +386,7 @@ def check_count(count: int, most: int, name: str) -> None:
     """Raises APIError for a prompt of more than `most` tokens."""
     if count > most:
         raise APIError(
-            f"the prompt has {count:,} tokens, of which at most {most:,} are read",
+            f"the prompt has {count:,} tokens; the limit is {most:,}",
             name,
             "context_length_exceeded",
         )
@@ -471,7 +471,7 @@ def turns_of(
         turns = [turn for turn in turns if turn.says or turn.role != ASSISTANT]
     rest = list(itertools.dropwhile(lambda turn: turn.role == SYSTEM, turns))
     if not rest:
-        raise APIError("messages must have a turn of the user", "messages")
+        raise APIError("messages must contain a user turn", "messages")
     return "\n".join(turn.text for turn in turns[: len(turns) - len(rest)]), rest
 
 
@@ -503,7 +503,7 @@ def _turn(message: Any, name: str) -> Turn:
     more: dict[str, Any] = {}
     if calls := message.get("tool_calls"):
         if role != ASSISTANT:
-            raise APIError(f"{name}.tool_calls must be of the assistant", "messages")
+            raise APIError(f"{name}.tool_calls belong in an assistant turn", "messages")
         try:
             more["tool_calls"] = messages_calls(calls)
         except InputError as error:

@@ -113,13 +113,13 @@ class Guard:
         host = hosts[0].lower() if len(hosts) == 1 else ""
         name = re.sub(r":\d*$", "", host)
         if not (self._is_host(host) or self._is_host(name.removesuffix("."))):
-            message = f"the request is for the host {name[:100]!r}, which this server does not know"
-            return _forbidden(message, "host", name, "if that name leads here")
+            message = f"the request names the host {name[:100]!r}, which is not allowed"
+            return _forbidden(message, "host", name, "if this server has that name")
         own = f"http://{host}", f"https://{host}"
         others = [each.lower() for each in headers.getlist("origin") if each.lower() not in own]
         if not all(map(self._is_origin, others)):
             message = f"pages of {others[0][:100]!r} may not use this server"
-            return _forbidden(message, "origin", others[0], "to let them")
+            return _forbidden(message, "origin", others[0], "to allow it")
         if others and method == "OPTIONS":  # a browser asks before it sends the request
             asked_for = headers.get("access-control-request-headers", "*")
             return Response(None, 204, {**PERMISSION, "Access-Control-Allow-Headers": asked_for})
@@ -137,15 +137,15 @@ class Guard:
             tokens.append(asked.cookies.get(COOKIE, ""))
         if any(hmac.compare_digest(each.encode(), self.token.encode()) for each in tokens):
             return None
-        message = "give the token of the server, as Authorization: Bearer TOKEN"
+        message = "send the server's token, as Authorization: Bearer TOKEN"
         error = APIError(message, code="invalid_api_key", status=401)
         return error.response({"WWW-Authenticate": "Bearer"})
 
 
 def _forbidden(message: str, code: str, name: str = "", purpose: str = "") -> Response:
     if re.fullmatch(r"[\w.:/\[\]+-]{1,253}", name, re.ASCII):
-        more = " --token-file FILE" if name == "null" else ""  # any site can have such a page
-        message += f"; {purpose}, start it with --allow-{code} {name.strip('[]')}{more}"
+        more = " --token-file FILE" if name == "null" else "f"  # any site can have such a page
+        message += f"; {purpose}, start the server with --allow-{code} {name.strip('[]')}{more}"
     return APIError(message, code=code, status=403).response()
 
 

@@ -82,13 +82,13 @@ class Architecture:
         return {**UNPUBLISHED, "zero_init": False, "bias": False, **self.parts, **self.filled}
 
 
-# Parts that are not built here, by words in the names of architectures or of their settings.
+# Parts that are not supported, by words in the names of architectures or of their settings.
 NOT_BUILT = {
     "mixtures of experts": ("*moe*", "*expert*", "mixtral", "dbrx", "deepseek*", "grok*"),
-    "layers with a state": ("*mamba*", "*ssm*", "rwkv*", "jamba", "lfm2*", "*linear_attention*"),
-    "models of images": ("*vision*", "*image*", "*vl", "*_vl_*", "llava*", "clip*", "vit*"),
-    "models of sound": ("*audio*", "whisper*", "wav2vec*"),
-    "encoders with a decoder": ("t5*", "mt5*", "bart", "mbart", "pegasus*", "is_encoder_decoder"),
+    "recurrent layers": ("*mamba*", "*ssm*", "rwkv*", "jamba", "lfm2*", "*linear_attention*"),
+    "image models": ("*vision*", "*image*", "*vl", "*_vl_*", "llava*", "clip*", "vit*"),
+    "audio models": ("*audio*", "whisper*", "wav2vec*"),
+    "encoder-decoder models": ("t5*", "mt5*", "bart", "mbart", "pegasus*", "is_encoder_decoder"),
     "encoders": ("*bert*", "xlm*", "electra", "*encoder_only*"),
 }
 

@@ -48,9 +48,8 @@ class Precision(enum.StrEnum):
 
 
 OF_BLOCKS = (  # the purpose of a precision that has them
-    "for weights that are not trained: to run a model, as in smallmind.load(path, "
-    "precision='q8_0'), or for a frozen base, with --lora-rank or --freeze; train all weights in "
-    "float32 or bfloat16"
+    "only for frozen weights: to run a model, as in smallmind.load(path, precision='q8_0'), or "
+    "with --lora-rank or --freeze; use float32 or bfloat16 to train all weights"
 )
 
 
@@ -126,7 +125,7 @@ class ModelConfig:
         None, "channels per head; default: n_embd / n_head", low=1, high=2**16
     )
     n_kv_head: int | None = setting(
-        None, "heads of keys and values; must divide n_head, the default", low=1
+        None, "key/value heads; must divide n_head; default: n_head", low=1
     )
     qk_norm: bool = setting(False, "normalise queries and keys, head by head")
     value_residual: bool = setting(False, "mix the first block's values into those of each block")
@@ -447,8 +446,8 @@ class TrainingConfig:
     )
     lengths: str | None = setting(
         None,
-        "how long a run by minutes was to become, as STEP:STEPS from each step on, with commas "
-        "between them; set by the run",
+        "planned lengths of a run with --minutes, as STEP:STEPS separated by commas; set by the "
+        "run",
     )
     learning_rate: float = setting(1e-3, "peak learning rate", low=0.0)
     min_lr: float | None = setting(
@@ -518,26 +517,26 @@ class TrainingConfig:
     )
     freeze: str | None = setting(
         None,
-        "parts that keep their weights, with commas between them: embedding, blocks.N, blocks.N-M, "
-        "final_norm, head; if weights are tied, embedding is the head too",
+        "parts to freeze, separated by commas: embedding, blocks.N, blocks.N-M, final_norm, head; "
+        "with tied weights, embedding includes the head",
         metavar="PARTS",
     )
     lora_rank: int = setting(
         0,
-        "train low-rank matrices beside those of --init-from, which is frozen (LoRA); their rank, "
-        "such as 8 or 16; 0: none",
+        "train an adapter of this rank, such as 8 or 16, beside the frozen model of --init-from "
+        "(LoRA); 0: train the model",
         low=0,
         high=MAX_RANK,
     )
     lora_alpha: float | None = setting(
-        None, "they are scaled by X / rank; default: twice the rank", above=0.0
+        None, "scale adapters by X / rank; default: twice the rank", above=0.0
     )
     lora_dropout: float = setting(
-        0.0, "fraction of their inputs to drop in training", low=0.0, below=1.0
+        0.0, "fraction of an adapter's inputs to drop in training", low=0.0, below=1.0
     )
     lora_on: str = setting(
         "attention,mlp",
-        f"the parts that have them, with commas between them: {', '.join(ADAPTED)}",
+        f"parts with an adapter, separated by commas: {', '.join(ADAPTED)}",
         metavar="PARTS",
     )
     weight_decay: float = setting(0.1, "decoupled weight decay, of matrices only", low=0.0)
@@ -545,7 +544,7 @@ class TrainingConfig:
     beta2: float = setting(0.99, "AdamW's decay of the mean squared gradient", low=0.0, below=1.0)
     max_grad_norm: float = setting(1.0, "clip the gradient to this norm; 0: never", low=0.0)
     max_grad_value: float = setting(
-        0.0, "then clip each element of the gradient to +-X; 0: never", low=0.0
+        0.0, "then clip each gradient element to +-X; 0: never", low=0.0
     )
     grad_accum_steps: int = setting(1, "batches per update; their gradients are averaged", low=1)
     data_shards: int | None = setting(
@@ -573,9 +572,7 @@ class TrainingConfig:
     sample_every: int = setting(0, "steps between sample texts; 0: only at the end", low=0)
     save_every: int = setting(250, "steps between checkpoints; 0: only at the end", low=0)
     keep: int = setting(3, "newest checkpoints to keep, besides the best", low=1)
-    compress: bool = setting(
-        False, "compress checkpoints, which takes a sixth of their size, and time in the background"
-    )
+    compress: bool = setting(False, "compress checkpoints by a sixth, in the background")
     early_stopping_patience: int = setting(
         0, "evaluations without a lower loss before the run ends early; 0: never", low=0
     )
@@ -584,7 +581,7 @@ class TrainingConfig:
     )
     target_loss: float | None = setting(
         None,
-        "stop once the held-out loss reaches X; it is estimated more often as it comes close",
+        "stop once the held-out loss reaches X; it is checked more often as it gets close",
         low=0.0,
     )
     max_rollbacks: int = setting(
@@ -597,8 +594,8 @@ class TrainingConfig:
     )
     products: str | None = setting(
         None,
-        "what multiplies matrices of float32: numba, or NumPy's blas, whose bits may depend on the "
-        "machine; default: on macOS whichever is faster, elsewhere numba",
+        "float32 matrix products: numba, or NumPy's blas, whose results may differ between "
+        "machines in the last digits; default: on macOS the faster one, elsewhere numba",
         choices=("numba", "blas"),
     )
     micro_batch_size: int | None = setting(
@@ -606,8 +603,8 @@ class TrainingConfig:
     )
     prefetch: int | None = setting(
         None,
-        "batches that a background thread prepares in advance; default: 2 if they are read from "
-        "disk, else 0",
+        "batches that a background thread prepares in advance; default: 2 when reading from disk, "
+        "else 0",
         low=0,
         high=2**10,
     )
@@ -793,23 +790,23 @@ class RunConfig:
     """The run: text, batches, seed, machine, directory."""
 
     text: str | tuple[str, ...] | None = setting(
-        None, "files, folders or patterns; without them, built-in stories"
+        None, "files, folders or patterns; default: built-in stories"
     )
     exclude: str | tuple[str, ...] | None = setting(
         None,
-        "leave out files and folders of this name, such as '*.min.js' or node_modules, or with a "
-        "slash of this path; may be repeated",
+        "skip files and folders that match this name, such as '*.min.js' or node_modules, or this "
+        "path if it has a slash; may be repeated",
         metavar="PATTERN",
     )
     include: str | tuple[str, ...] | None = setting(
         None,
-        "read only files of this name in folders, such as '*.py', or with a slash of this path, "
-        "generated ones too; may be repeated",
+        "in folders, read only files that match this name, such as '*.py', or this path if it has "
+        "a slash, even generated ones; may be repeated",
         metavar="PATTERN",
     )
     gitignore: bool = setting(
         True,
-        "leave out of folders what .gitignore files name, and minified and generated files",
+        "in folders, skip what .gitignore lists, and minified and generated files",
         before=False,
     )
     text_field: str | None = setting(
@@ -833,49 +830,49 @@ class RunConfig:
     )
     chat: bool | None = setting(
         None,
-        "read conversations: messages, or prompts or questions with answers; default: where a file "
+        "read conversations: messages, or prompts or questions with answers; default: if a file "
         "has them. Without a text: questions about the built-in stories",
         before=False,
     )
     assistant: str | None = setting(
         None,
-        "who answers in chats of people, from Telegram, WhatsApp, Discord, Slack, Messenger or "
-        "Instagram; without it, their speakers are listed",
+        "the speaker to imitate in chats exported from Telegram, WhatsApp, Discord, Slack, "
+        "Messenger or Instagram; without it, speakers are listed",
         metavar="NAME",
     )
     chat_template: str | None = setting(
         None,
-        "the tokens around turns; default: those of --init-from, else those "
-        "whose tokens it has, else chatml",
+        "format of turns; default: that of --init-from, else one whose tokens its vocabulary has, "
+        "else chatml",
         choices=parts.CHAT_TEMPLATES,
     )
     template_args: str | None = setting(
         None,
-        "variables for the chat template of --init-from, kept with the run, as in "
+        "variables for the chat template of --init-from, saved with the run, as in "
         """'{"enable_thinking": false}'""",
         metavar="JSON",
     )
     learn: str = setting(
         "answers",
-        "the tokens of conversations that are learned: those of the assistant, or all",
+        "which tokens of conversations to learn: the assistant's, or all",
         choices=("answers", "all"),
     )
     init_from: str | None = setting(
         None,
-        "a run, checkpoint or model file, a directory of transformers or a GGUF file: start from "
-        "its weights, with its tokenizer",
+        "start from the weights and tokenizer of a run, a checkpoint or model file, a Hugging Face "
+        "model folder, or a GGUF file",
         metavar="RUN_OR_MODEL",
     )
     tokenizer: str = setting(
         "char",
-        f"kind of token: {', '.join(parts.LEARNED_TOKENIZERS)}, or the tokenizer.json or "
-        "tokenizer.model to use; the default recipe learns bpe from texts of a megabyte and more",
+        f"kind of token: {', '.join(parts.LEARNED_TOKENIZERS)}, or a tokenizer.json or "
+        "tokenizer.model; the default recipe uses bpe for texts of a megabyte or more",
         metavar="KIND",
     )
     # Some kinds of tokenizer have these settings, and name them in `Tokenizer.settings`.
     bpe_vocab_size: int = setting(
         512,
-        "vocabulary size: the 256 bytes, an end of text, and frequent pieces of the text",
+        "vocabulary size: 256 bytes, the end of text, and frequent pieces of the text",
         low=257,
         high=2**20,
         needs=("tokenizer", "bpe"),
@@ -890,9 +887,8 @@ class RunConfig:
     )
     mask_documents: bool = setting(
         False,
-        "keep attention inside each document: it does not look past the last <|endoftext|>, or "
-        "with --tokenizer char or byte the last line break; with the default recipe and learned "
-        "tokens on if a text has several documents",
+        "keep attention inside each document: not past the last <|endoftext|>, or with --tokenizer "
+        "char or byte the last line break; on by default with bpe if a text has several documents",
     )
     batch_size: int = setting(12, "windows of text per batch", low=1, high=MAX_BATCH)
     seed: int = setting(
@@ -900,8 +896,8 @@ class RunConfig:
     )
     minutes: float | None = setting(
         None,
-        "finish in about N minutes; the number of steps is chosen by timing, again and again as "
-        "the run goes, and with the default recipe the model, batch, dropout and weight decay too",
+        "finish in about N minutes: steps are timed, and their number is adjusted during the run; "
+        "the default recipe also chooses model, batch, dropout and weight decay",
         above=0.0,
         high=1e6,
     )
@@ -910,11 +906,11 @@ class RunConfig:
     )
     adapt_threads: bool = setting(
         True,
-        "train on fewer threads while that is faster, as when other programs use the cores; "
-        "--threads turns it off",
+        "use fewer threads while that is faster, for example beside other programs; --threads "
+        "turns this off",
     )
     backend: str = setting("numba", "compiled kernels or plain NumPy", choices=("numba", "numpy"))
-    tensorboard: bool = setting(False, "write event files too, for tensorboard --logdir runs")
+    tensorboard: bool = setting(False, "also write event files, for tensorboard --logdir runs")
     out: str | None = setting(None, "directory of the run; default: runs/<date>-<text>")
 
     def __post_init__(self) -> None:
@@ -950,7 +946,7 @@ class GenerationConfig:
     )
     min_p: float | None = setting(
         None,
-        "sample from tokens at least p times as likely as the most likely one",
+        "sample only from tokens at least p times as likely as the most likely one",
         low=0.0,
         high=1.0,
     )
@@ -962,7 +958,7 @@ class GenerationConfig:
         0.0, "subtracted from a token's logit for each time it was written"
     )
     stop: str | tuple[str, ...] | None = setting(
-        None, "stop before this text; repeatable", metavar="TEXT"
+        None, "stop before this text; may be repeated", metavar="TEXT"
     )
     seed: int = setting(1337, "random seed; the same seed gives the same text", low=0, below=2**63)
 

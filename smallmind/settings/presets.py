@@ -50,7 +50,7 @@ class Recipe(NamedTuple):
 
 RECIPES = {
     "gpt2": Recipe(
-        "that of GPT-2 and nanoGPT: AdamW and a cosine",
+        "GPT-2's and nanoGPT's: AdamW and a cosine schedule",
         {},
         # The larger the model, the lower the rate (Brown et al. 2020, table 2.1).
         {"medium": {"learning_rate": 6e-4}, "large": {"learning_rate": 6e-4}},
@@ -58,7 +58,7 @@ RECIPES = {
         adapts=False,
     ),
     "modern": Recipe(
-        "the parts of Qwen3, Muon, and a rate that falls to zero",
+        "Qwen3's parts, Muon, and a learning rate that falls to zero",
         {
             **SIZES["tiny"],
             "steps": 1500,
@@ -76,7 +76,7 @@ RECIPES = {
     ),
 }
 RECIPES["chat"] = RECIPES["modern"]._replace(
-    about="modern for conversations: epochs, dropout and windows by their number and length",
+    about="modern, with epochs, dropout and windows chosen for conversations",
     settings={name: value for name, value in RECIPES["modern"].settings.items() if name != "steps"},
 )
 DEFAULT_RECIPE = "modern"

@@ -108,8 +108,8 @@ class Choices:
             useless.append(f"--recipe {recipe}")
         if useless:
             raise InputError(
-                f"{useless[0]} would change nothing: {file} sets everything it does; leave out one "
-                "of the two"
+                f"{useless[0]} has no effect: {file} sets everything it does; leave out one of "
+                f"the two"
             )
         for what, names in ALTERNATIVES.items():
             both = [flag_of(name) for name in names if flags.get(name)]
@@ -210,7 +210,7 @@ SIZING_FIELDS = ("n_layer", "n_embd", "n_head", "n_kv_head", "minutes")
 
 
 def built_in_text(choices: Choices, facts: Facts) -> Fields:
-    """Takes the settings that were measured for the built-in stories or questions."""
+    """Uses the settings measured to be best for the built-in stories or questions."""
     chosen = choices.chosen
     if choices.recipe != (CHAT_RECIPE if facts.is_chat else DEFAULT_RECIPE):
         return {}
@@ -226,7 +226,7 @@ def built_in_text(choices: Choices, facts: Facts) -> Fields:
 
 
 def tokenizer_by_length(choices: Choices, facts: Facts) -> Fields:
-    """Learns tokens from a long text, and takes the characters of one that is read often."""
+    """Learns BPE tokens from a long text, and uses single characters for one that is read often."""
     chosen = choices.chosen
     if choices.recipe is None or "tokenizer" in chosen or chosen.get("init_from"):
         return {}
@@ -235,7 +235,7 @@ def tokenizer_by_length(choices: Choices, facts: Facts) -> Fields:
 
 
 def dropout_and_width(choices: Choices, facts: Facts) -> Fields:
-    """Keeps the width of the model, and its dropout: new to any, it would be far worse."""
+    """Keeps the model's width and dropout: dropout that is new to a model makes it far worse."""
     kept = {"dropout": facts.start.dropout, "n_embd": facts.start.n_embd}
     return _unless_chosen(kept, choices.chosen)
 
@@ -252,7 +252,7 @@ UPDATE_TOKENS, LONG_UPDATE_TOKENS = 1024, 2048  # in an update; with many conver
 
 
 def conversations(choices: Choices, facts: Facts) -> Fields:
-    """Chooses epochs, windows, batch and dropout by the number of conversations and their length.
+    """Chooses epochs, windows, batch and dropout by the number and length of conversations.
 
     The windows of a size are for texts.
     """
@@ -299,7 +299,7 @@ REWARD_STEPS = 200
 
 
 def rewards(choices: Choices, _: Facts) -> Fields:
-    """Asks many questions in each update, as few of them teach, and does not stop by chance."""
+    """Asks many questions per update, as few of them teach, and does not stop early."""
     fields: Fields = {"batch_size": REWARD_BATCH, "early_stopping_patience": 0}
     if not any(choices.chosen.get(name) for name in ALTERNATIVES["length of the run"]):
         fields["steps"] = REWARD_STEPS
@@ -350,7 +350,7 @@ def tuned_with_adamw(choices: Choices, _: Facts) -> Fields:
 
 
 def settings_of_recipe(choices: Choices, _: Facts) -> Fields:
-    """Takes what has not been chosen from the recipe, but no layers beside a starting model."""
+    """Takes the rest from the recipe, except for layers if the run starts from a model."""
     if choices.recipe is None:
         return {}
     found, chosen = RECIPES[choices.recipe], choices.chosen
@@ -371,7 +371,7 @@ TUNED_WIDTH, TUNING_POWER, LORA_POWER = 128, 1.5, 1.0
 
 
 def rates(choices: Choices, facts: Facts) -> Fields:
-    """Sets rates by optimizer, batch and width, ends them at zero, and asks for a fast precision.
+    """Sets rates by optimizer, batch and width, decays them to zero, and asks for a fast precision.
 
     beta2 is 0.99 for 768 tokens per update and averages over as many tokens for any other number
     (Marek et al. 2025), but is at least 0.9.
@@ -422,15 +422,15 @@ def starting_model(choices: Choices, facts: Facts) -> Fields:
     for name, value in fixed.items():
         if now[name] not in (value, DEFAULTS[name]):
             raise InputError(
-                f"{name}={now[name]!r} contradicts {now['init_from']}, whose weights "
-                f"have {name}={value!r}; leave it out"
+                f"{name}={now[name]!r} contradicts {now['init_from']}, whose weights have "
+                f"{name}={value!r}; leave it out"
             )
     # The vocabulary too, which the document_token is one of.
     return fixed | {"vocab_size": config.vocab_size}
 
 
 def kind_of_text(_: Choices, facts: Facts) -> Fields:
-    """Records if the text has conversations."""
+    """Records whether the text has conversations."""
     return {"chat": facts.is_chat}
 
 
@@ -451,7 +451,7 @@ def tokens_on_disk(choices: Choices, facts: Facts) -> Fields:
 
 
 def vocabulary(_: Choices, facts: Facts) -> Fields:
-    """Takes the vocabulary of the tokenizer; a starting model numbers pairs of tokens as before."""
+    """Takes the vocabulary of the tokenizer; a starting model keeps its numbers of token pairs."""
     fields: Fields = {"vocab_size": facts.vocab_size}
     if facts.start and facts.vocab_size > facts.start.vocab_size:
         fields["bigram_vocab"] = facts.pairs
@@ -475,7 +475,7 @@ def token_between_documents(choices: Choices, facts: Facts) -> Fields:
 
 
 def fast_precision(choices: Choices, facts: Facts) -> Fields:
-    """Replaces the precision auto by that of this machine: elsewhere it would be another one."""
+    """Replaces the precision auto by the fastest on this machine; others may differ."""
     now = with_defaults(choices.chosen)
     return {"precision": facts.precision} if now["precision"] == Precision.AUTO else {}
 
@@ -514,7 +514,7 @@ EVALUATIONS = 10  # of a run on conversations, if there is time
 
 
 def evaluations_of_answers(choices: Choices, _: Facts) -> Fields:
-    """Evaluates held-out answers all along a run, in a share of its time."""
+    """Spreads evaluations of held-out answers over the run, for a share of its time."""
     now = with_defaults(choices.chosen)
     is_chosen = not choices.chosen.keys().isdisjoint({"val_every", "val_batches"})
     if choices.recipe != CHAT_RECIPE or is_chosen:

@@ -43,8 +43,8 @@ class MultipleChoice(Task):
         right = _right(record.value(ANSWERS), choices, labels)
         if right is None:
             raise record.wrong(
-                "has an answer that is none of its choices",
-                "give its number from 0 on, its letter from A on, or the choice itself",
+                "has an answer that is not one of its choices",
+                "give its number, counting from 0, its letter, or the choice itself",
             )
         return Item(group, (context, *choices), right)
 

@@ -116,7 +116,7 @@ class SmallmindLM(LM):
 def _config(said: Mapping[str, Any], most: int) -> GenerationConfig:
     """The generation of a task in the words of lm_eval -> ours. InputError for what we lack."""
     if unknown := said.keys() - {*READ, *SAMPLING}:
-        raise InputError(f"generation with {', '.join(sorted(unknown))} is not known here")
+        raise InputError(f"generation with {', '.join(sorted(unknown))} is not supported")
     until = said.get("until") or ()
     stops = [until] if isinstance(until, str) else until
     length = next((said[name] for name in LENGTHS if said.get(name) is not None), USUAL_TOKENS)

@@ -177,9 +177,9 @@ class TaskResult(Tabular):
         """Sentences about items that were not evaluated as they are."""
         if self.skipped:
             skipped = count_of(self.skipped, self.item)
-            yield f"Skipped for characters that the model has never seen: {skipped}."
+            yield f"Skipped, with characters that the model has never seen: {skipped}."
         if self.cut:
-            yield f"Longer than the context, and cut: {count_of(self.cut, self.item)}."
+            yield f"Truncated to the context: {count_of(self.cut, self.item)}."
 
     def as_json(self) -> dict[str, Any]:
         """Returns the counts and shares, for other programs."""

@@ -184,7 +184,7 @@ def _known(
         advice = "leave them out with --unknown skip, or " if known else ""
         raise InputError(
             f"{name} has {count if known else f'only {noun}s'} with characters that the model has "
-            f"never seen: {characters}; {advice}train with --tokenizer bpe or byte, which encode "
-            "any text"
+            f"never seen: {characters}; {advice}retrain with --tokenizer bpe, which handles any "
+            f"text"
         )
     return known

@@ -57,14 +57,14 @@ class CharTokenizer(Tokenizer):
                 position = start + int(np.argmax(chunk < 0))
                 raise InputError(
                     f"the model has never seen the character {text[position]!r} "
-                    f"(at position {position}): leave it out, or train with --tokenizer bpe or "
-                    f"byte, which encode any text; it knows {shown_value(self.characters)}"
+                    f"(at position {position}): remove it, or retrain with --tokenizer bpe, which "
+                    f"handles any text. Known characters: {shown_value(self.characters)}"
                 )
         return ids
 
     def with_characters(self, characters: str) -> "Tokenizer":
         """-> the tokenizer with these characters, which it lacks, after its vocabulary, sorted."""
-        encoded(characters, 0, len(characters))  # InputError for half a character
+        encoded(characters, 0, len(characters))  # InputError for an unpaired surrogate
         added = "".join(sorted(set(characters) - set(self.characters)))
         state = {**self.state(), "characters": self.characters + added, "first": self._first}
         made = self.from_state(state)

@@ -163,8 +163,8 @@ class ChatFormat:
         where = getattr(conversation, "where", "")
         raise InputError(
             f"{where}: the conversation has tools"[0 if where else 2 :]
-            + ", which the chat template does not write: give --chat-template hermes, begin with a "
-            "model whose template does, or remove them"
+            + ", which the chat template does not support: use --chat-template hermes, start "
+            "from a model whose template does, or remove them"
         )
 
     def published(self, tokenizer: Tokenizer) -> dict[str, Any]:

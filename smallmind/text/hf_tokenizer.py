@@ -471,7 +471,7 @@ def _inner(step: Any) -> Any:
 def _ids(encoder: Any, texts: Sequence[str]) -> list[np.ndarray]:
     """texts -> ids (n,) of each."""
     for text in texts:
-        encoded(text, 0, len(text))  # InputError for half a character
+        encoded(text, 0, len(text))  # InputError for an unpaired surrogate
     with _explained():
         found = encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, np.int32) for one in found]

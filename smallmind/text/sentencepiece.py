@@ -51,7 +51,7 @@ def contents_of(pieces: Pieces) -> dict[str, Any]:
     """Returns the contents of the tokenizer.json. InputError if the tokens are damaged."""
     tokens, types = pieces.tokens, pieces.types
     if not len(tokens) == len(pieces.scores) == len(types):
-        raise InputError("it has other numbers of tokens, of scores and of types")
+        raise InputError("it has different numbers of tokens, scores and types")
     if not np.isfinite(pieces.scores).all():
         first = tokens[int(np.argmin(np.isfinite(pieces.scores)))]
         raise InputError(f"the score of its token {shown_value(first)} is not a number")
@@ -244,9 +244,9 @@ def _pieces(data: bytes, style: str) -> Pieces:
         raise ValueError("it has no tokens")
     kind = trainer.get(3, UNIGRAM)
     if kind not in (UNIGRAM, BPE):
-        raise InputError("it is a model of words or characters, which is not known here")
+        raise InputError("it is a model of words or characters, which is not supported")
     if trainer.get(24) or not normalizer.get(5, 1):
-        raise InputError("it does not put spaces before words, which is not known here")
+        raise InputError("it does not put spaces before words, which is not supported")
     unknown = trainer.get(40, 0)
     return Pieces(
         tokens,

@@ -197,7 +197,7 @@ class Tokenizer:
                 raise InputError(
                     f"a special token cannot be named {name!r}: use two characters or more"
                 )
-            encoded(name, 0, len(name))  # InputError for half a character
+            encoded(name, 0, len(name))  # InputError for an unpaired surrogate
 
     def chunks(self, texts: Iterable[str]) -> Iterator[str]:
         """Texts, one after another -> the same text in chunks that can be encoded by themselves."""
@@ -328,7 +328,7 @@ class Tokenizer:
     def from_json(cls, data: dict[str, Any]) -> "Tokenizer":
         """Returns the tokenizer whose `as_json()` this is, or that of another program.
 
-        InputError, KeyError, TypeError or ValueError if it is none that is known here.
+        InputError, KeyError, TypeError or ValueError if it is not a supported one.
         """
         kinds = (parts.load(parts.TOKENIZERS, kind) for kind in parts.TOKENIZERS)
         found = next((kind for kind in kinds if kind.claims(data)), None)
@@ -360,9 +360,7 @@ class Tokenizer:
         except InputError as error:
             raise InputError(f"cannot use the tokenizer {path}: {error}") from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                f"{path} is not a tokenizer.json that is known here: {error}"
-            ) from None
+            raise InputError(f"{path} is not a supported tokenizer.json: {error}") from None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.vocab_size} {self.unit}>"

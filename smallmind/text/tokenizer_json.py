@@ -71,7 +71,7 @@ def check_model(data: dict[str, Any]) -> None:
         raise InputError(f"its model is of type {model['type']!r}, not BPE")
     for setting in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(setting):
-            raise InputError(f"its model has {setting}={model[setting]!r}, which is not known here")
+            raise InputError(f"its model has {setting}={model[setting]!r}, which is not supported")
 
 
 def never_merges(data: dict[str, Any]) -> bool:
@@ -86,7 +86,7 @@ def rules_of(data: dict[str, Any]) -> Rules:
     added, normalizer = data.get("added_tokens") or [], data.get("normalizer")
     if normalizer not in (None, {"type": "NFC"}):  # NFC joins letters and their accents
         kind = normalizer.get("type") if isinstance(normalizer, dict) else normalizer
-        raise InputError(f"its normalizer is {shown_value(kind)}; only NFC is known here")
+        raise InputError(f"its normalizer is {shown_value(kind)}; only NFC is supported")
     late = {token["content"] for token in added if token.get("normalized")}
     if normalizer is None and len(late) == len(added):
         late = set()  # all are looked for together
@@ -162,7 +162,7 @@ def byte_level(split: str | None) -> dict[str, Any]:
 def split_of(pre_tokenizer: Any) -> str | None:
     """Returns the pattern of a pre-tokenizer; None if it splits nothing. InputError if unknown."""
     unknown = InputError(
-        "its pre_tokenizer is not known to this version: it must be ByteLevel, alone, after Digits "
+        "its pre_tokenizer is not supported: it must be ByteLevel, alone, after Digits "
         "or after a Split by the pattern of GPT-2, GPT-4, Llama 3 or Qwen 2"
     )
     if not isinstance(pre_tokenizer, dict):
@@ -194,7 +194,7 @@ def special_tokens(data: dict[str, Any]) -> dict[str, int]:
         if not isinstance(content, str) or not content or type(number) is not int or number < 0:
             raise InputError(f"its added token {content!r} is damaged")
         if any(token.get(how) for how in ("single_word", "lstrip", "rstrip")):
-            raise InputError(f"its added token {content!r} strips spaces, which is not known here")
+            raise InputError(f"its added token {content!r} strips spaces, which is not supported")
         special[content] = number
     return special
 
@@ -219,7 +219,7 @@ def added_around(post_processor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]
             else:
                 side = after
     if any(type(i) is not int or i < 0 for i in (*before, *after)):
-        raise ValueError("its post_processor adds what is not a token")
+        raise ValueError("its post_processor adds something that is not a token")
     return tuple(before), tuple(after)
 
 

@@ -100,7 +100,7 @@ class AfterSave:
                 status = self._process.wait(self.limit)
             except subprocess.TimeoutExpired:
                 _end(self._process)
-                return self._warning(step, f"was ended: it took over {self.limit:g} seconds")
+                return self._warning(step, f"was killed: it took over {self.limit:g} seconds")
             if status:
                 # Not one file: programs write their output at their end, after the error.
                 said = _last_line(errors) or _last_line(output)

@@ -294,7 +294,7 @@ class Evaluations:
         Each `number` has other windows.
         """
         model, data = self.model, self.data
-        with self._announced(f"Looking at the held-out loss after step {step}"):
+        with self._announced(f"Checking the held-out loss after step {step}"):
             if data.is_packed:
                 numbers = range(number * batches, (number + 1) * batches)
                 windows = _packed_batches(model, data, "held_out", numbers, self.loss)

@@ -250,15 +250,14 @@ def usage_text(record: Mapping[str, Any]) -> str:
     if not all(0 <= value < np.inf for value in found) or not found[-2]:
         return ""
     forward, backward, update, again, rate, seconds, waiting = found
-    text = f"Steps computed {_operations(forward + backward + update)}, usually at {_rate(rate)}"
+    text = f"Training did {_operations(forward + backward + update)} of work at {_rate(rate)}"
     share = values.get("used_share", -1.0)
     if 0 <= share <= 1:  # earlier versions measured a ceiling that other programs had lowered
-        ceiling, kind = values.get("ceiling_gflops", 0.0), record.get("ceiling_precision")
-        kind = "bfloat16" if kind == "bfloat16" else "float32"
-        text += f", {share:.0%} of the {_rate(ceiling)} of {kind} multiply-adds"
+        kind = "bfloat16" if record.get("ceiling_precision") == "bfloat16" else "float32"
+        text += f", {share:.0%} of this CPU's {kind} peak"
     if again:
-        text += f"; {_operations(again)} more to recompute activations"
-    return f"{text}; they waited {waiting / seconds:.1%} of their time for data"
+        text += f", plus {_operations(again)} recomputing activations"
+    return f"{text}; {waiting / seconds:.1%} of the time was spent waiting for data"
 
 
 def _operations(count: float) -> str:

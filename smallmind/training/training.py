@@ -411,9 +411,9 @@ def _check_fresh(training: Training, directory: Path, resume: bool) -> None:
     """Raises InputError for a run that resumes from nothing, with weights that it has changed."""
     if resume and directory == training._begun_in and training.optimizer.steps:
         raise InputError(
-            f"the run was interrupted before its first checkpoint in {directory}: build the "
-            "model and its Training anew to start over, or leave out resume=True to begin "
-            f"another run with the weights that it has reached, at step {training.progress.step}"
+            f"the run was interrupted before its first checkpoint in {directory}: build a new "
+            f"model and Training to start over, or leave out resume=True to start another run "
+            f"from its weights, at step {training.progress.step}"
         )
 
 

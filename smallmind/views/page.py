@@ -80,6 +80,7 @@ summary { cursor: pointer; margin: 8px 0; }
   .settings table { table-layout: fixed; font-size: .8125rem; }
   .settings td { padding: 4px 0; overflow-wrap: anywhere; white-space: normal; }
   .settings td:first-child { width: 62%; padding-right: 8px; }
+  .several td:first-child { width: 40%; }
 }
 @media screen and (max-width: 480px) { svg.chart.wide { display: none; }
   svg.chart.narrow { display: block; } }

@@ -1,6 +1,5 @@
 """A run on one page of HTML: sample, loss, how to use it, and then everything else."""
 
-import dataclasses
 import itertools
 import math
 import shlex
@@ -20,7 +19,11 @@ from smallmind.kernels.description import KERNELS
 from smallmind.losses.reward_settings import RewardsConfig
 from smallmind.runs.files import PROFILE, TASKS
 from smallmind.runs.precisions import PrecisionTable
-from smallmind.settings.settings import LOSS_RECORDS, SECTIONS, to_saved
+from smallmind.settings.config import Precision
+from smallmind.settings.presets import RECIPES
+from smallmind.settings.rules import Choices
+from smallmind.settings.settings import LOSS_RECORDS, SECTIONS, Settings, to_saved
+from smallmind.settings.sources import FOLLOWING
 from smallmind.tasks.results import read_results
 from smallmind.training.energy import energy_text
 from smallmind.training.operations import usage_text
@@ -40,6 +43,7 @@ COPIES = "copy_bytes_per_second"  # in a profile
 FIELDS = (*PLOTTED, *RewardsConfig.records, "tokens_per_second", "memory", "peak_memory")
 MAX_EVALUATIONS = 12  # in the table
 MAX_SAMPLES = 40
+OF_THIS_RUN = ("text", "out", *FOLLOWING)  # no recipe has these settings
 MIN_SHARE = 0.005  # of the time, below which an operation is left out
 
 
@@ -84,7 +88,7 @@ def _head(view: RunView) -> str:
         f"<p>A language model{count}{trained}: {count_of(model.n_layer, 'layer')} of "
         f"{model.n_embd} channels, {count_of(model.n_head, 'head')}, windows of "
         f"{count_of(model.block_size, 'token')}, a vocabulary of "
-        f"{model.vocab_size:,}; its parts are {escape(', '.join(parts))}.{steps * bool(view.steps)}"
+        f"{model.vocab_size:,}; parts: {escape(', '.join(parts))}.{steps * bool(view.steps)}"
         "</p>"
     )
 
@@ -108,13 +112,13 @@ def _cards(view: RunView) -> list[tuple[str, str, str]]:
     if _is_number(bits):
         cards.append(("Compression", f"{bits:.3f}", "bits/byte of held-out text"))
     if view.steps is not None:
-        cards.append(("Length", f"{view.step:,}", f"of {view.steps:,} steps"))
+        cards.append(("Length", f"{view.step:,}", f"of {count_of(view.steps, 'step')}"))
     if view.seconds:
         cards.append(("Time", *_time(view.seconds)))
     if rates := sorted(_curve(view, "tokens_per_second").values):
         cards.append(("Speed", f"{rates[len(rates) // 2]:,.0f}", "tokens/s"))
     if peaks := _curve(view, "peak_memory").values:
-        cards.append(("Memory", f"{max(peaks) / 1e6:,.0f} MB", "at the peak of the process"))
+        cards.append(("Memory", f"{max(peaks) / 1e6:,.0f} MB", "peak of the process"))
     return cards
 
 
@@ -139,16 +143,16 @@ def _loss(view: RunView) -> str:
         figure = Figure("Reward by step", [Panel("reward", "", lines)])
         return section("Reward", large_chart(figure))
     loss = _curve(view, "loss")
-    chart = large_chart(losses_of(loss, _curve(view, "val_loss"), whole=True))
-    start = ""
+    chart = large_chart(losses_of(loss, _curve(view, "val_loss")))
+    note = ""
     if chart and loss.steps[:1] == [1]:
         assert view.settings
         guess = math.log(view.settings.model.vocab_size)
         start = (
             f"Before training the loss was {loss.values[0]:.2f}; guessing among the "
-            f"{view.settings.model.vocab_size:,} tokens of the vocabulary gives {guess:.2f}. "
+            f"{view.settings.model.vocab_size:,} tokens of the vocabulary gives {guess:.2f}."
         )
-    note = f'<p class="quiet">{start}Steps are on a logarithmic scale.</p>'
+        note = f'<p class="quiet">{start}</p>'
     return section("Loss", chart and chart + note)
 
 
@@ -164,7 +168,7 @@ def _evaluations(view: RunView) -> str:
         "perplexity": ("perplexity", ",.3f"),
         "bits/char": ("bits_per_character", ".3f"),
         "bits/byte": ("bits_per_byte", ".3f"),
-        "next token right": ("accuracy", ".1%"),
+        "next-token accuracy": ("accuracy", ".1%"),
     }
     unit = "token"
     if any(_is_number(row.get("won")) for row in rows):  # answers were judged, not tokens
@@ -184,9 +188,9 @@ def _evaluations(view: RunView) -> str:
     ]
     note = _left_out(len(rows) - len(shown))
     found = table(cells, ("step", *columns), best=shown.index(best))
-    about = f"<p>On held-out text, losses in nats per {unit}; the best one is bold.</p>"
+    about = f"<p>On held-out text, losses in nats per {unit}; the best is bold.</p>"
     if not unit:
-        about = "<p>What the likeliest answers to held-out questions earn; the best is bold.</p>"
+        about = "<p>Reward of the likeliest answers to held-out questions; the best is bold.</p>"
     return section("Evaluations", f"{about}{found}{note}")
 
 
@@ -197,7 +201,7 @@ def _precisions(view: RunView) -> str:
     compared = found.table()
     about = (
         f"<p>{escape(found.model)}, on {found.losses[0].tokens:,} tokens of held-out text, in nats "
-        "per token: what fewer bits per weight cost.</p>"
+        "per token: the cost of fewer bits per weight.</p>"
     )
     return section(compared.title, about + table(compared.rows, compared.heads))
 
@@ -211,7 +215,7 @@ def _tasks(view: RunView) -> str:
         about = f"{result.title}, {result.model}, in {result.precision}."
         body += f"<p>{escape(' '.join([about, *result.notes]))}</p>"
         body += table(rows, found.heads, best=len(rows) - 1)
-    note = "<p>Shares that are right, with intervals of 95 % in parentheses.</p>"
+    note = "<p>Share of correct answers, with 95% intervals in parentheses.</p>"
     return section("Tasks", body and note + body)
 
 
@@ -223,9 +227,9 @@ def _course(view: RunView) -> str:
     megabytes = Curve(memory.steps, memory.seconds, [value / 1e6 for value in memory.values])
     panels = [
         Panel("Learning rate", "", [Line("", rate)], from_zero=True),
-        Panel("Norm of the gradient", "before clipping", noisy("", norm)),
+        Panel("Gradient norm", "before clipping", noisy("", norm)),
         Panel("Speed", "tokens/s", [Line("", speed)], from_zero=True),
-        Panel("Memory of the process", "MB", [Line("", megabytes)], from_zero=True),
+        Panel("Process memory", "MB", [Line("", megabytes)], from_zero=True),
     ]
     charts = [Figure(f"{panel.label} by step", [panel]) for panel in panels]
     used = usage_text(view.usage)
@@ -233,7 +237,7 @@ def _course(view: RunView) -> str:
     joules, seconds = (number(view.energy.get(x)) for x in ("joules", "energy_seconds"))
     if joules >= 0 and 0 < seconds < math.inf:
         note += f"<p>{energy_text(joules, seconds)} in the last session.</p>"
-    return section("Course of the run", small_charts(charts) + note)
+    return section("Training curves", small_charts(charts) + note)
 
 
 def _samples(view: RunView) -> str:
@@ -245,13 +249,13 @@ def _samples(view: RunView) -> str:
         f"<p>After step {step:,}:</p><pre>{escape(text)}</pre>"
         for step, text in (samples[-1], *reversed(_spread(samples[:-1], MAX_SAMPLES)))
     ]
-    count = "1 earlier one" if len(earlier) == 1 else f"{len(earlier)} earlier ones"
+    count = count_of(len(earlier), "earlier sample")
     details = f"<details><summary>{count}</summary>{''.join(earlier)}</details>"
     return section("What the model writes", last + details * bool(earlier))
 
 
 def _answers(view: RunView) -> str:
-    """Shows held-out questions with the wanted answers, and those before and after training."""
+    """Shows held-out questions, the expected answers, and those before and after training."""
     if not view.answers:
         return ""
     asked = [view.answers[0], view.answers[-1]] if len(view.answers) > 1 else view.answers
@@ -260,13 +264,13 @@ def _answers(view: RunView) -> str:
         rows = [row for row in record.get("answers", []) if _is_answer(row)]
         found.append({(question, wanted): answer for question, wanted, answer in rows})
     cells = [[*asked_for, *(each.get(asked_for, "") for each in found)] for asked_for in found[-1]]
-    columns = ["question", "wanted", *(f"after step {record['step']:,}" for record in asked)]
+    columns = ["question", "expected", *(f"after step {record['step']:,}" for record in asked)]
     shares = [
         f"{number(record.get('exact_match')):.0%} of {record.get('asked')} after step "
         f"{record['step']:,}"
         for record in asked
     ]
-    about = f"<p>Answered word for word: {escape(', '.join(shares))}.</p>"
+    about = f"<p>Exact answers: {escape(', '.join(shares))}.</p>"
     answers = Table("", cells, columns, "<" * len(columns)).html()
     return section("Held-out questions", f'{about}<div class="scroll answers">{answers}</div>')
 
@@ -297,7 +301,7 @@ def _profile(view: RunView) -> str:
         for name, part in sorted(seconds.items(), key=lambda item: -item[1])
         if part >= MIN_SHARE * total
     )
-    measured = f"{total:.1f} seconds of training were measured, each in the innermost operation."
+    measured = f"{total:.1f} seconds of training, counted in the innermost operation."
     body = f"<p>{measured}</p>{bars}{_roofline(view, profile)}{_heap(profile)}"
     return section("Where the time went", body)
 
@@ -343,7 +347,7 @@ def _heap(profile: dict[str, Any]) -> str:
             f"{milliseconds:.1f} ms. The process had {resident / 1e6:,.0f} MB at the end"
         )
         if arrays is not None:
-            text += f", {whole(arrays) / 1e6:,.0f} MB of them in arrays of NumPy"
+            text += f", {whole(arrays) / 1e6:,.0f} MB of them in NumPy arrays"
     except (ValueError, KeyError, TypeError):
         return ""
     return f"<p>{text}.</p>"
@@ -375,29 +379,49 @@ def _use(view: RunView) -> str:
         lines.insert(0, f"smallmind watch {run}")
     elif view.state == State.FINISHED:
         lines.insert(2, f"smallmind train --resume {run} --steps {2 * (view.steps or 1)}")
-    body = "<p>In the directory that holds the run:</p>"
+    body = "<p>In the directory that contains the run:</p>"
     return section("How to use it", f"{body}<pre>{escape(chr(10).join(lines))}</pre>")
 
 
 def _settings(view: RunView) -> str:
-    """Returns the chosen settings, then all."""
-    chosen, everything = [], []
-    for name, kind in SECTIONS.items():
-        defaults = {field.name: field.default for field in dataclasses.fields(kind)}
-        for field, value in to_saved(getattr(view.settings, name)).items():
-            everything.append((f"{name}.{field}", value))
-            if value != defaults[field]:
-                chosen.append((f"{name}.{field}", value))
+    """Returns the settings that differ from the nearest recipe, then all, both folded."""
+    assert view.settings
+    recipe, differing = _nearest_recipe(view.settings)
+    everything = [
+        (f"{name}.{field}", value)
+        for name in SECTIONS
+        for field, value in to_saved(getattr(view.settings, name)).items()
+    ]
     versions = [
         (name, view.saved[name])
         for name in ("smallmind", "python", "numpy", "text_sha256")
         if name in view.saved
     ]
-    return (
-        section("Settings that differ from the defaults", settings_table(chosen))
-        + f"<details><summary>All settings</summary>{settings_table(everything)}</details>"
-        + section("Made with", settings_table(versions))
+    heads = ["setting", "this run", f"recipe {recipe}"]
+    cells = [[name, *map(str, pair)] for name, pair in differing.items()]
+    compared = f'<div class="settings several">{Table("", cells, heads, "<<<").html()}</div>'
+    folds = (
+        (f"{count_of(len(cells), 'difference')} from the recipe {recipe}", compared),
+        ("All settings", settings_table(everything)),
+        ("Versions", settings_table(versions)),
     )
+    body = "".join(
+        f"<details><summary>{title}</summary>{found}</details>" for title, found in folds if found
+    )
+    return section("Settings", body)
+
+
+def _nearest_recipe(settings: Settings) -> tuple[str, dict[str, tuple[Any, Any]]]:
+    """-> the recipe that most settings follow, and the others: their values here and there."""
+    own, found = settings.fields, {}
+    for recipe in RECIPES:
+        usual = Choices({}, recipe).settings().fields
+        found[recipe] = {
+            name: (value, usual[name])
+            for name, value in own.items()
+            if value != usual[name] and name not in OF_THIS_RUN and usual[name] != Precision.AUTO
+        }
+    return min(found.items(), key=lambda pair: len(pair[1]))
 
 
 def _curve(view: RunView, name: str) -> Curve:

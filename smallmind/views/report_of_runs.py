@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -149,7 +148,7 @@ def _unfinished(views: Sequence[RunView]) -> str:
             notes.append(f"{view.name}: {state.value}{reason}")
     more = len(notes) - MAX_NOTES
     left_out = f'<p class="quiet">{more} more: see the table.</p>' if more > 0 else ""
-    return section("Runs that have not finished", warnings(notes[:MAX_NOTES]) + left_out)
+    return section("Unfinished runs", warnings(notes[:MAX_NOTES]) + left_out)
 
 
 def _name(group: RunGroup, varied: Sequence[str]) -> str:
@@ -176,15 +175,10 @@ def _curves(groups: Sequence[RunGroup], varied: Sequence[str], field: str) -> st
             lines.append(Line(_name(group, varied), curve, colour))
     title = f"{NAMES[field]}, smoothed" if field == "loss" else NAMES[field]
     panel = Panel(title, UNITS[field], lines)
-    steps = [line.points.steps for line in lines if len(line.points)]
-    # Few evaluations, all at the end of a logarithmic axis, would leave its start empty.
-    is_long = any(each[-1] >= 100 * each[0] for each in steps)
-    figure = Figure("Losses of the runs by step", [panel], is_logarithmic=is_long)
-    chart = large_chart(replace(figure, panels=[replace(panel, shows_start=is_long)]))
-    notes = ["Steps are on a logarithmic scale."] if is_long else []
+    chart = large_chart(Figure("Losses of the runs by step", [panel]))
+    note = ""
     if len(groups) > N_COLOURS:
-        notes.append(f"Only the {N_COLOURS} best of {len(groups)} are drawn.")
-    note = f'<p class="quiet">{" ".join(notes)}</p>' if notes else ""
+        note = f'<p class="quiet">Only the {N_COLOURS} best of {len(groups)} are drawn.</p>'
     return section("Loss", chart and chart + note)
 
 
@@ -204,7 +198,7 @@ def _means(groups: Sequence[RunGroup], varied: Sequence[str], field: str) -> str
     heads = ["place", *varied, "mean", "spread", "lowest", "highest", "runs"]
     note = (
         f"<p>{_compared(groups, field).capitalize()} in {UNITS[field]}, the lowest mean first. "
-        "The spread is the standard deviation over runs that differ by their seed only.</p>"
+        "The spread is the standard deviation over runs that differ only in their seed.</p>"
     )
     return section("Mean and spread over seeds", note + table(rows, heads, best=0))
 
@@ -223,11 +217,11 @@ def _tasks(views: Sequence[RunView], differing: Mapping[str, list[Any]]) -> str:
         for change in compared.changes:
             kinds_of = (change.after, change.before)
             after, before = (", ".join(views[i].name for i in kind) for kind in kinds_of)
-            told = f"{after} against {before}: {change.interval.told()}."
+            told = f"{after} vs. {before}: {change.interval.told()}."
             body += f"<p>{escape(told)}</p>"
     note = (
-        "<p>In parentheses are intervals of 95 %. Differences are between runs of one kind and of "
-        "another, item by item; what the spread over seeds explains is none.</p>"
+        "<p>95% intervals are in parentheses. Groups of runs are compared item by item; "
+        "differences within the spread over seeds are not reported as such.</p>"
     )
     return section("Tasks", body and note + body)
 
@@ -238,17 +232,17 @@ def _differing(groups: Sequence[RunGroup], varied: Sequence[str]) -> str:
         return ""
     if len(groups) > N_COLOURS:
         rows = [(group.runs[0].name, label(group.settings, varied)) for group in groups]
-        return section("What differs", settings_table(rows))
+        return section("Settings that differ", settings_table(rows))
     heads = ["setting", *(group.runs[0].name[:MAX_VALUE] for group in groups)]
     cells = [
         [name, *(shown(group.settings[name])[:MAX_VALUE] for group in groups)] for name in varied
     ]
-    return section("What differs", table(cells, heads))
+    return section("Settings that differ", table(cells, heads))
 
 
 def _course(groups: Sequence[RunGroup]) -> str:
     """Returns the learning rate and the gradient norm of the groups that are drawn."""
-    panels = [("Learning rate", "lr", True), ("Norm of the gradient, smoothed", "grad_norm", False)]
+    panels = [("Learning rate", "lr", True), ("Gradient norm, smoothed", "grad_norm", False)]
     charts = []
     for title, name, from_zero in panels:
         lines = [
@@ -257,7 +251,7 @@ def _course(groups: Sequence[RunGroup]) -> str:
             for view in group.runs
         ]
         charts.append(Figure(f"{title} by step", [Panel(title, "", lines, from_zero)]))
-    return section("Course of the runs", small_charts(charts))
+    return section("Training curves", small_charts(charts))
 
 
 def _runs(groups: Sequence[RunGroup], varied: Sequence[str], field: str) -> str:
@@ -275,9 +269,9 @@ def _runs(groups: Sequence[RunGroup], varied: Sequence[str], field: str) -> str:
     rows.sort(key=lambda pair: pair[0])
     name = _compared(groups, field)
     heads = ["run", *varied, "seed", name, "steps", "time", "tokens/s", "state"]
-    note = f"Losses in {UNITS[field]}, times of training in minutes:seconds."
+    note = f"Losses in {UNITS[field]}, training times in minutes:seconds."
     if name.startswith("final") and not all(x.final for group in groups for x in group.runs):
-        note += f" Runs that have not ended have their best {NAMES[field]} so far."
+        note += f" Unfinished runs show their best {NAMES[field]} so far."
     note = f"<p>{note}</p>"
     return section("Runs", note + table([row for _, row in rows], heads, best=0))
 
@@ -285,5 +279,5 @@ def _runs(groups: Sequence[RunGroup], varied: Sequence[str], field: str) -> str:
 def _common(views: Sequence[RunView], differing: Mapping[str, Any]) -> str:
     """Returns the settings that all of them have."""
     common = [(x, value) for x, value in settings_of(views[0]).items() if x not in differing]
-    body = f"<details><summary>Settings that all have</summary>{settings_table(common)}</details>"
+    body = f"<details><summary>Settings in common</summary>{settings_table(common)}</details>"
     return body if common else ""

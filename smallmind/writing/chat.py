@@ -60,8 +60,8 @@ def prompt_of(
     if len(ids) + least <= context:
         return Prompt(ids, first, min(max_tokens, context - len(ids)))
     raise InputError(
-        f"the question has {len(ids):,} tokens, and the model sees {context:,}, of which "
-        f"{least:,} are for the answer: make it shorter"
+        f"the question has {len(ids):,} tokens and the context is {context:,}, of which "
+        f"{least:,} are reserved for the answer: shorten it"
     )
 
 
@@ -157,7 +157,7 @@ class Chat:
         if template is None:
             raise InputError(
                 "the model has no chat template, as it was not trained on conversations: train "
-                "it on some with --init-from, or continue texts with generate"
+                "it on some with --init-from, or use generate to continue texts"
             )
         self.model, self.tokenizer, self.template, self.form = model, tokenizer, template, form
         self.config = GenerationConfig(**settings)

@@ -23,8 +23,8 @@ def check_tokenizer(model: TransformerModel, tokenizer: Tokenizer) -> None:
     check_type("tokenizer", tokenizer, Tokenizer)
     if model.tokenizer_digest not in (None, tokenizer.digest):
         raise InputError(
-            f"{tokenizer!r} is not the tokenizer that the model was trained with; take the one "
-            "that smallmind.load returns with the model"
+            f"{tokenizer!r} is not the tokenizer that the model was trained with; use the one "
+            f"that smallmind.load returns with the model"
         )
     if tokenizer.vocab_size > model.config.vocab_size:
         raise InputError(

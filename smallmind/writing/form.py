@@ -137,7 +137,7 @@ class FormState:
         made._ending = self._ending
         if len(begun):
             if made._matcher.try_consume_tokens(list(begun)) < len(begun):
-                raise InputError("no text of the form begins with the tokens that are given")
+                raise InputError("no text of this form starts with the given tokens")
             for token in begun:
                 made._search.follow(self._vocabulary.tokens[token])
             made.find_ending()

@@ -46,7 +46,7 @@ def typed(run, monkeypatch, capsys):
 def test_each_line_is_a_question(typed):
     printed = typed("0?", "", "2?", "1?")
     assert printed.out == "a\nc\nb\n"
-    assert "Talking with the final model" in printed.err
+    assert "Talking to the final model" in printed.err
 
 
 def test_json_has_a_line_per_answer(typed):
@@ -64,10 +64,10 @@ def test_commands(typed, tmp_path):
     }
     for words in (
         "Wrote 2 turns to",
-        "are taken back",
-        "There is nothing to take back",
-        "begins anew, with: You are b.",
-        "The temperature is 2",
+        "Removed your last question and its answer",
+        "Nothing to undo",
+        "New conversation, system prompt: You are b.",
+        "Temperature: 2",
     ):
         assert words in " ".join(printed.err.split())
 
@@ -75,9 +75,9 @@ def test_commands(typed, tmp_path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("/foo", "/foo is no command; there are /system, /reset"),
+        ("/foo", "unknown command /foo. Commands: /system, /reset"),
         ("/temperature x", "/temperature needs a number"),
-        ("/temperature -1", "/temperature needs a number from 0 on"),
+        ("/temperature -1", "/temperature needs a number of at least 0"),
         ("/save", "/save needs a file"),
         ("/save /", "cannot write /"),
         ("\u6f22", "never seen the character"),
@@ -153,7 +153,7 @@ def test_what_is_not_utf8_is_a_question_too(run, monkeypatch, capsys):
 
 def test_a_long_conversation_says_that_it_drops_turns(typed):
     printed = typed(*["0?"] * 6)
-    assert "it no longer sees the first" in " ".join(printed.err.split())
+    assert "the model no longer sees the first" in " ".join(printed.err.split())
 
 
 def test_a_model_of_texts_is_refused_in_a_line(tmp_path, capsys):
@@ -175,6 +175,6 @@ def test_a_template_is_for_prompts_that_are_typed(run, monkeypatch, capsys):
 
 def test_an_evaluation_counts_right_answers(run, capsys):
     assert main(["evaluate", str(run)]) == 0
-    assert "answers word for word" in capsys.readouterr().out
+    assert "exact answers" in capsys.readouterr().out
     model, tokenizer = smallmind.load(run)
     assert smallmind.Chat(model, tokenizer, temperature=0).say("1?") == "b"

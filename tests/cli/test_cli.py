@@ -67,7 +67,7 @@ def test_train_shows_what_it_does(text, out, cli):
     printed = cli("train", text, SMALL, "--out", out)
     words = "Model|token embedding|parameters|Data|2,880|vocabulary|held out|Run|tokens per step"
     words += "|threads|instruction set|step 30/30|held-out loss|bits/char, perplexity"
-    words += f"|next char right|Sample:|The run is in {out}|Directory: {out}"
+    words += f"|next-char accuracy|Sample:|The run is in {out}|Directory: {out}"
     for word in words.split("|"):
         assert word in printed.flat, word
     next_command = printed.out[printed.out.index("Next: ") :].replace("\\\n", " ")
@@ -116,7 +116,7 @@ def test_generate_streams_the_same_text_for_the_same_seed(run, cli):
 def test_evaluate_measures_the_held_out_part(run, cli):
     printed = cli("evaluate", run).out
     words = ("cats, the held-out part", " 287 ", "nats per token", "bits/char", "perplexity")
-    for word in (*words, "next char right"):
+    for word in (*words, "next-char accuracy"):
         assert word in printed
     assert "floor" not in printed
 
@@ -140,7 +140,7 @@ def test_evaluate_computes_what_the_run_has_at_its_end(text, out, cli, monkeypat
 def test_evaluate_on_another_text_takes_all_of_it(run, tmp_path, cli):
     (tmp_path / "other.txt").write_text("the mat sat on the cat.\n", encoding="utf-8")
     printed = cli("evaluate", run, tmp_path / "other.txt").out
-    assert "other, all of it (not the text of the run)" in printed and " 23 " in printed
+    assert "other, all of it (not the run's own text)" in printed and " 23 " in printed
 
 
 def test_characters_that_a_model_has_never_seen_can_be_left_out(run, tmp_path, cli):
@@ -151,13 +151,13 @@ def test_characters_that_a_model_has_never_seen_can_be_left_out(run, tmp_path, c
         printed = cli("evaluate", run, tmp_path / f"{name}.txt", "--unknown skip").flat
         table[name] = printed[printed.index("tokens predicted") :]
     assert table["known"] == table["other"]
-    assert "left out │ 2 characters: 'É', 'Γ' │" in printed
+    assert "skipped │ 2 characters: 'É', 'Γ' │" in printed
     for words in (
         "2 characters that the model has never",
-        "'É', 'Γ'; leave them out with --unknown skip, or train with --tokenizer bpe or byte",
+        "'É', 'Γ'; skip them with --unknown skip, or retrain with --tokenizer bpe",
     ):
         cli.refuses(words, "evaluate", run, tmp_path / "other.txt")
-    words = "leave it out, or train with --tokenizer bpe or byte, which encode any text"
+    words = "remove it, or retrain with --tokenizer bpe, which handles any text"
     cli.refuses(words, "generate", run, "--prompt É")
 
 
@@ -187,12 +187,12 @@ def advised(tmp_path, cli):
 def test_a_short_text_is_said_to_be_learned_by_heart_before_the_first_step(tmp_path, advised):
     """A line says what to expect, and how much text is enough: with it nothing is said."""
     assert advised(TEXT[:300], "few", "--steps 2") == (
-        "Expect no more than pieces of these 300 characters: to write something new a model needs "
-        "50,000 or more "
+        "300 characters are too few: the model will recite fragments. For new text, use 50,000 "
+        "or more "
     )
     assert advised(TEXT[:300], "many", "--steps 30") == (
-        "Expect the model to repeat these 300 characters by heart: it reads them 89 times; to "
-        "write something new it needs 50,000 or more "
+        "The model will memorise these 300 characters: it reads them 89 times. For new text, use "
+        "50,000 characters or more "
     )
     tuned = "--steps 2 --init-from", tmp_path / "few"
     assert advised(TEXT[:300], "tuned", *tuned) == ""  # its weights have seen more
@@ -202,7 +202,7 @@ def test_a_short_text_is_said_to_be_learned_by_heart_before_the_first_step(tmp_p
 def test_a_long_text_that_is_read_too_often_needs_more_text_or_fewer_steps(advised, monkeypatch):
     monkeypatch.setattr(describe, "ENOUGH_CHARACTERS", 1000)
     many = advised(TEXT[:2000], "many", "--steps 200")
-    assert many.endswith("to write something new it needs 7,500 or more, or fewer steps ")
+    assert many.endswith("For new text, use 7,500 characters or more, or train for fewer steps ")
     assert advised((TEXT * 3)[:7500], "enough", "--steps 200") == ""
 
 
@@ -210,7 +210,7 @@ def test_the_help_says_whose_defaults_it_shows(cli):
     printed = cli("train --help").flat
     assert "defaults are those of GPT-2" not in printed
     assert "Defaults below are those of modern" in printed
-    assert "a TransformerModel that a program makes has GPT-2's parts" in printed
+    assert "from Python, TransformerModel defaults to GPT-2's parts" in printed
     assert "not the default of the command line" in flat(TransformerModel.__doc__)
     assert Choices({}).fields["norm"] == "rmsnorm"
     assert TransformerModel(5, 4, 4, 1, 1).config.norm == "layernorm"
@@ -234,7 +234,7 @@ def test_profile_shows_where_time_and_memory_went(text, out, tmp_path, cli):
     names += "|  attention_backward|  adamw|TOTAL|MEMORY REPORT|After training"
     for name in names.split("|"):
         assert any(name in line for line in boxes), name
-    assert "Steps were not repeated from a recording, as --profile times each" in printed.flat
+    assert "Steps were not replayed from a recording, because --profile times" in printed.flat
     assert f"Wrote the trace to {trace}" in printed.flat
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     assert sum(event["name"] == "OptimizerStep" for event in events) == 30
@@ -297,7 +297,7 @@ def test_the_time_of_evaluations_is_shown(evaluating, total, advised, capsys):
     assert "evaluate less" not in shown(limits=True, val_every=10)  # the recipe has chosen it
     share = f"Evaluations took {evaluating} of {total} seconds ({evaluating / total:.0%})"
     assert share in printed
-    advice = ": evaluate less often (--val-every) or on less text (--val-batches)"
+    advice = ": evaluate less often (a larger --val-every) or on less text (fewer --val-batches)"
     assert (share + advice in printed) == advised
 
 
@@ -309,7 +309,7 @@ def test_a_run_without_evaluations_does_not_say_how_long_they_took(text, out, cl
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ("--warmup-steps 99", "The run ends inside its warmup of 99 steps"),
+        ("--warmup-steps 99", "The run ends during its warmup of 99 steps"),
         ("--steps 0", "steps=0 trains nothing"),
     ],
 )
@@ -407,7 +407,7 @@ def test_a_resumed_run_is_told_what_it_can_change(text, out, cli):
     printed = cli("train", text, SMALL, "--steps 2 --warmup-steps 10 --out", out).flat
     assert "use --warmup-steps 0, or more --steps" in printed
     assert ": use more --steps" in cli("train --resume", out, "--steps 4").flat
-    assert "inside its warmup" not in cli("train --resume", out, "--steps 11").flat
+    assert "during its warmup" not in cli("train --resume", out, "--steps 11").flat
 
 
 def test_an_anomaly_is_reported_in_one_line_that_names_the_layer(text, out, cli, monkeypatch):
@@ -444,7 +444,7 @@ def test_check_reports_a_sound_and_a_wrong_model(text, tmp_path, monkeypatch, cl
     assert lines[-1] == "All 6 checks passed: the run can start; nothing was written"
     assert not any("not repeated" in line for line in lines)
     plain = cli(*words, "--detect-anomaly").flat
-    assert "Steps are not repeated from a recording: --detect-anomaly looks at" in plain
+    assert "Steps are not replayed from a recording: --detect-anomaly looks at" in plain
     original = compiled.gelu_backward
 
     def wrong(dx, *arguments):
@@ -496,7 +496,7 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, monkeypatch, 
         (f"train {text} --profile-speedscope no/t", "--profile-speedsc"),
         (f"train {text} --steps 5 --epochs 2", "--steps and --epochs both set the length"),
         (f"train {text} --minutes 0", "minutes=0.0 must be above 0"),
-        ("schedule --config epochs.toml", "follows from epochs or minutes here: give --steps"),
+        ("schedule --config epochs.toml", "depends on epochs or minutes here: give --steps"),
         (f"train {text} --threads 9999", "threads=9999 must be at most"),
         ("check none", "does not exist"),
         (f"check {text} --n-head 3", "n_embd=128 must be a multiple of n_head=3"),
@@ -504,7 +504,7 @@ def test_wrong_input_is_one_line_and_status_2(run, text, tmp_path, monkeypatch, 
         (f"train {text} --checkpoint-strategy custom", "needs --use-gradient-checkpointing"),
         (f"train {text} --config no.toml", "no.toml: No such file"),
         (f"train {text} --config {run}/metrics.jsonl", "is not TOML"),
-        (f"train {text} --config {run}/config.json --size small", "small would change nothing"),
+        (f"train {text} --config {run}/config.json --size small", "small has no effect"),
         ("generate none", "does not exist; give a run"),
         (f"generate {tmp_path}", "neither a model nor a sound checkpoint"),
         (f"generate {run} --prompt Ω", "never seen the character 'Ω'"),
@@ -637,14 +637,14 @@ def test_schedule_shows_all_side_by_side_and_says_which_one_it_leaves_out(schedu
     ends |= {"constant": "1.0e-03", "step": "1.3e-04", "plateau": "1.0e-03"}
     assert dict(zip(SCHEDULES, table[-1][1:], strict=True)) == ends
     assert notes == (
-        "plateau is shown for a held-out loss that keeps falling; 3 evaluations without a lower "
-        "one multiply the rate by 0.5, down to 0.0001"
+        "plateau is shown for a held-out loss that keeps falling; after 3 evaluations without "
+        "improvement the rate is multiplied by 0.5, down to 0.0001"
     )
     table, notes = schedule("--min-lr 0 --steps 3")
     assert "exponential" not in table[0] and len(table[0]) == 8
     assert [row[0] for row in table[1:]] == ["1", "2", "3"]
     assert "down to 0 Muon's matrices follow the same curve, up to 0.02 " in notes
-    assert "exponential is left out: min_lr=0.0 must be above 0" in notes
+    assert "exponential is not shown: min_lr=0.0 must be above 0" in notes
 
 
 def test_schedules_are_those_that_train_would_take(tmp_path, schedule):
@@ -823,7 +823,7 @@ def test_estimate_adds_up(text, estimate):
     assert list(cells)[:11] == [*names, "total"]
     total = megabytes(cells["total"])
     assert total == pytest.approx(sum(megabytes(cells[name]) for name in names), abs=0.5)
-    assert f"It fits: {total} MB needed, 1,000.0 MB allowed." in lines
+    assert f"Fits: {total} MB needed, 1,000.0 MB allowed." in lines
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.0195, "19.5 ms"), (4.8312, "4,831 ms")])
@@ -948,7 +948,7 @@ def test_train_refuses_what_does_not_fit_before_it_starts(text, out, cli, monkey
     for megabytes, message in [
         (180, "of memory and 180.0 MB is free; use --micro-batch-size "),
         (158, "--use-gradient-checkpointing --checkpoint-strategy every_layer ("),
-        (1, "1.0 MB is free; no setting makes it fit: free some memory"),
+        (1, "1.0 MB is free; no setting makes it fit: close other programs"),
     ]:
         free(megabytes * 10**6)
         cli.refuses(message, "train", text, "--recipe gpt2 --block-size 256 --out", out)
@@ -1003,5 +1003,5 @@ def test_a_run_keeps_its_tokenizer(text, tmp_path):
 
 def test_a_vocabulary_that_is_too_large_is_said(text, tmp_path, cli):
     shape = "--n-embd 64 --n-layer 2 --block-size 16 --steps 1 --tokenizer bpe --vocab-size"
-    for size, words in (("100000", "no pair of them occurs twice"), ("270", "too few to learn")):
+    for size, words in (("100000", "no further pair occurs twice"), ("270", "too few to learn")):
         assert words in cli("train", text, shape, size, "--out", tmp_path / size).flat

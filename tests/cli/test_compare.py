@@ -73,7 +73,7 @@ def test_runs_that_were_evaluated_at_other_steps_are_compared_by_training_loss(r
     write(runs / "early", *losses[:5], evaluation(5, 3.0), *losses[5:])
     printed = show("slow", "early")
     assert "Held-out loss, nats per token: the runs have no steps in common\n" in printed
-    lowest = rows_below(printed, "Best held-out loss, nats per token, of each run")
+    lowest = rows_below(printed, "Best held-out loss, nats per token")
     assert lowest["loss"] == ["*0.1667", "3.0000"] and lowest["steps"] == ["30", "5"]
     assert lowest["time"] == ["3.0", "s", "0.5", "s"]
     below = rows_below(printed, "Training loss, smoothed, nats per token, at equal steps")
@@ -84,7 +84,7 @@ def test_runs_of_other_tokens_that_never_met_are_compared_by_their_lowest_losses
     write(runs / "bytes", evaluation(40, 1.0, bits=2.5), tokenizer="byte")
     write(runs / "more", evaluation(50, 1.0, bits=2.25), evaluation(60, 1.5, bits=2.75))
     printed = show("bytes", "more", columns=80)
-    lowest = rows_below(printed, "Best held-out loss, bits per byte, of each run")
+    lowest = rows_below(printed, "Best held-out loss, bits per byte")
     assert lowest["loss"] == ["2.5000", "*2.2500"] and lowest["steps"] == ["40", "50"]
 
 

@@ -108,7 +108,7 @@ def test_unsuitable_teachers_are_refused(root, tmp_path, monkeypatch, cli):
     TransformerModel(5, 16, 8, 1, 1).save("tokenless.safetensors")
     cats, teacher = f"{root}/cats.txt", f"--teacher {root}/teacher"
     for arguments, message in (
-        (f"{root}/cows.txt {teacher}", "are not those of this text"),
+        (f"{root}/cows.txt {teacher}", "has different tokens than this text"),
         (f"{cats} --teacher none", "none does not exist; give a run"),
         (f"{cats} --teacher tokenless.safetensors", "has no tokenizer in its metadata"),
         (f"{cats} --teacher {cats}", "is not a valid safetensors file"),

@@ -24,7 +24,7 @@ def quick(monkeypatch, tmp_path):
 def test_trials_and_a_table(cli):
     printed = cli("plan book.txt --minutes 2 --trials 0.2")
     lines = printed.out.splitlines()
-    assert lines[0].startswith("book: 28,800 characters; 25,920 tokens to learn from, ")
+    assert lines[0].startswith("book: 28,800 characters; 25,920 training tokens, ")
     trials = [line for line in lines if line.startswith("Trial ")]
     numbers = [int(line.split()[1].rstrip(":")) for line in trials]
     assert trials and numbers == list(range(1, len(trials) + 1))
@@ -34,7 +34,7 @@ def test_trials_and_a_table(cli):
     assert "loss = " in printed.flat and f"Fitted to {len(trials)} outcomes" in printed.flat
     assert "Next: smallmind train book.txt --minutes 2" in printed.flat
     again = cli("plan book.txt --trials 0").out
-    assert "Trial " not in again and f"Known already: {len(trials)} trials, 0 runs" in again
+    assert "Trial " not in again and f"Already available: {len(trials)} trials, 0 runs" in again
 
 
 def test_json_has_what_the_table_has(cli):
@@ -52,12 +52,12 @@ def test_json_has_what_the_table_has(cli):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--trials -1", "--trials -1 must be from 0 to the 60 minutes of a run"),
-        ("--minutes 1 --trials 2", "--trials 2 must be from 0 to the 1 minute of a run"),
+        ("--trials -1", "--trials -1 must be from 0 to 60 minutes, the length of a run"),
+        ("--minutes 1 --trials 2", "--trials 2 must be from 0 to 1 minute, the length of a run"),
         ("--trials nan", "--trials nan must be from 0"),
         ("--minutes -1", "minutes=-1.0 must be above 0"),
-        ("--steps 100", "a plan is for runs of some minutes: leave out --steps"),
-        ("--init-from runs/x", "a plan is for new models: leave out --init-from"),
+        ("--steps 100", "plans are for runs with --minutes: leave out --steps"),
+        ("--init-from runs/x", "plans are for new models: leave out --init-from"),
         ("--recipe gpt2", "the recipe gpt2 does not choose a size"),
     ],
 )
@@ -66,15 +66,15 @@ def test_what_makes_no_sense_is_refused(cli, flags, message):
 
 
 def test_without_trials_the_table_says_what_it_is(cli):
-    assert "these are guesses, from other texts" in cli("plan book.txt --trials 0").flat
+    assert "these are guesses from other texts" in cli("plan book.txt --trials 0").flat
     printed = cli("plan book.txt --minutes 0.5 --trials 0.000001").flat
-    assert "No trial was made" in printed and "--trials" in printed
+    assert "No trials:" in printed and "--trials" in printed
 
 
 def test_a_text_that_is_too_short_for_trials_is_said_to_be(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "MIN_STEPS", 10_000)
     printed = cli("plan book.txt --minutes 2 --trials 2").flat
-    assert "No trial was made: 64 passes over the text are fewer than 10000 steps" in printed
+    assert "No trials: 64 passes over the text are fewer than 10000 steps" in printed
     assert "--trials" not in printed.partition("No trial")[2].partition("Next")[0]
     monkeypatch.setattr(planning, "MIN_STEPS", 200)
     printed = cli("plan book.txt --minutes 2 --trials 2 --batch-size 8192").flat
@@ -83,8 +83,8 @@ def test_a_text_that_is_too_short_for_trials_is_said_to_be(cli, tmp_path, monkey
 
 def test_runs_of_few_steps_are_said_to_end_higher(cli):
     flags = "plan book.txt --trials 0 --batch-size"
-    assert "ends higher" not in cli(flags, "8").flat
-    assert "has 0 steps here: it ends higher" in cli(flags, "8192 --minutes 0.05").flat
+    assert "higher loss" not in cli(flags, "8").flat
+    assert "has only 0 steps here: with fewer than" in cli(flags, "8192 --minutes 0.05").flat
 
 
 def test_no_loss_is_above_that_of_a_guess(cli):
@@ -99,7 +99,7 @@ def test_trials_that_cannot_be_kept_are_said_once(cli, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "plans").touch()
     printed = cli("plan book.txt --minutes 2 --trials 0.2").flat
-    assert printed.count("Trial ") > 1 and printed.count("cannot be kept") == 1
+    assert printed.count("Trial ") > 1 and printed.count("cannot be saved") == 1
 
 
 def test_the_next_command_has_the_same_flags(cli, tmp_path):

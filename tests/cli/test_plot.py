@@ -109,7 +109,7 @@ def test_a_run_that_is_going_was_killed_or_is_old_is_drawn(runs, show):
 
 def test_a_run_without_steps_is_refused(runs, show, cli):
     write(runs / "begun")
-    message = "runs/begun has logged no step yet: wait for its first ones"
+    message = "runs/begun has not logged a step yet: wait for the first"
     cli.refuses(message, "plot", "runs/begun")
     printed = show("runs/one", "runs/begun").out
     assert "A runs/one: " in printed and "B runs/begun\n" in printed

@@ -108,7 +108,7 @@ def test_excluded_files_are_left_out_also_after_resuming(text, tmp_path, cli):
     written(tmp_path / "texts" / "node_modules" / "a.js", TEXT)
     flags = "--exclude node_modules"
     printed = cli("prepare", folder, "--out", tmp_path / "shards", flags).out
-    assert "Excluded by 'node_modules': 1 path" in printed and "Among the texts" not in printed
+    assert "Excluded by 'node_modules': 1 path" in printed and "The texts include" not in printed
     state = open_shards(tmp_path / "shards").index.state
     assert state["characters"] == len(TEXT)
     run = tmp_path / "run"
@@ -117,7 +117,7 @@ def test_excluded_files_are_left_out_also_after_resuming(text, tmp_path, cli):
     assert config["run"]["exclude"] == "node_modules"
     cli("train --resume", run, "--steps 6")
     printed = cli("prepare", folder, "--out", tmp_path / "all").flat
-    assert "Among the texts: 1 file of node_modules; to leave them out: --exclude" in printed
+    assert "The texts include 1 file from node_modules; to leave them out: --exclude" in printed
 
 
 def test_what_git_ignores_is_left_out_also_after_resuming_but_not_by_runs_from_before(
@@ -129,8 +129,8 @@ def test_what_git_ignores_is_left_out_also_after_resuming_but_not_by_runs_from_b
     written(tmp_path / "texts" / "b.md", TEXT)
     written(tmp_path / "texts" / "c.min.js", "x=1;" * 30)
     printed = cli("prepare", folder, "--out", tmp_path / "shards").flat
-    assert "Left out: 1 path that .gitignore names; --no-gitignore reads them" in printed
-    assert "Not read: 1 file that programs have written or minified" in printed
+    assert "Left out: 1 path listed in .gitignore; --no-gitignore reads them" in printed
+    assert "Not read: 1 file generated or minified" in printed
     assert "kind" in printed and ".md" in printed and ".log" not in printed.replace("*.log", "")
     cli("train", folder, SMALL, "--include *.md", "--out", tmp_path / "run")
     for name, flags, before in (("new", "", False), ("old", "--no-gitignore", True)):
@@ -169,7 +169,7 @@ def test_wrong_flags_are_refused_before_anything_is_read(text, tmp_path, cli, re
         (f"{text} --shard-tokens 0", "shard_tokens=0 must be at least 1"),
         (f"{text} --encoding utf-9", "did you mean"),
         (f"{text}x", "does not exist"),
-        (f"{tmp_path}/tokens", "holds tokens"),
+        (f"{tmp_path}/tokens", "contains tokens"),
     ):
         assert message in refused("prepare", words, "--out", out), message
     assert not out.exists()
@@ -300,7 +300,7 @@ def test_the_token_files_of_others_are_trained_on(tmp_path, cli, refused):
 def test_prepared_files_are_verified(text, tmp_path, cli):
     shards = tmp_path / "shards"
     cli("prepare", text, "--out", shards)
-    assert "All 2 files are sound" in cli("verify", shards).out
+    assert "All 2 files are intact" in cli("verify", shards).out
     flipped(shards / "train_000000.bin")
     assert "does not match its SHA-256" in cli("verify", shards, ends=2).err
 

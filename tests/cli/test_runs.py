@@ -111,7 +111,7 @@ def test_columns_go_where_the_terminal_is_too_narrow(runs, show, columns):
     heads = re.split(" {2,}", printed.splitlines()[0].strip())
     assert {"name", "best held-out", "state"} <= set(heads)
     left_out = [column.head for column in COLUMNS if column.head not in heads]
-    said = f"Left out, for a wider terminal: {', '.join(left_out)}"
+    said = f"Columns hidden (terminal too narrow): {', '.join(left_out)}"
     assert (said in flat(printed)) == bool(left_out) == (columns < 100)
 
 
@@ -141,7 +141,7 @@ def test_a_run_itself_may_be_named(runs, show):
 def test_no_run_is_said_and_no_directory_is_refused(tmp_path, show, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    assert flat(show("empty")) == "empty holds no run yet; `smallmind train` makes one"
+    assert flat(show("empty")) == "No runs in empty yet; `smallmind train` makes one"
     assert json.loads(show("empty", "--json")) == []
     cli.refuses("runs does not exist; `smallmind train` makes runs in runs/", "runs")
 

@@ -60,7 +60,7 @@ def test_every_command_names_a_run_in_the_same_way(name, flags, runs, shown):
         assert "give one run, not both runs/newer and runs/older" in err
     shutil.rmtree(runs)
     _, err = shown(name, flags, ends=2)
-    assert err == "smallmind: runs holds no run; give RUN, the directory of one"
+    assert err == "smallmind: no runs in runs; give the directory of one as RUN"
 
 
 @pytest.mark.parametrize("command", ["evaluate", "train --resume"])
@@ -141,7 +141,7 @@ def test_every_loader_reads_checkpoints(finished):
         smallmind.load(finished, checkpoint=4.0)
 
 
-ONE_FIELD = "a run reads one field: give one, or join them into one in a copy of the file"
+ONE_FIELD = "a run reads one field: give one, or merge them in a copy of the file"
 
 
 @pytest.mark.parametrize(
@@ -205,5 +205,5 @@ def test_the_learning_rate_has_its_usual_short_name(shown):
 
 def test_the_schedule_of_a_run_that_ends_in_its_warmup_says_so(shown):
     warned = shown("schedule --steps 50 --warmup-steps 100")[0]
-    assert "The run ends inside its warmup of 100 steps" in warned
-    assert "inside its warmup" not in shown("schedule --steps 50 --schedule one-cycle")[0]
+    assert "The run ends during its warmup of 100 steps" in warned
+    assert "during its warmup" not in shown("schedule --steps 50 --schedule one-cycle")[0]

@@ -45,16 +45,22 @@ def model(tmp_path_factory):
         ("--max-seconds 0.5", "--max-seconds 0.5 must be at least 1"),
         ("--max-seconds nan", "--max-seconds nan must be at least 1"),
         ("--context 0", "--context 0 must be at least 1"),
-        ("--host 0.0.0.0", "--host 0.0.0.0 lets everybody in the network use the models: add"),
-        ("--host example.org", "--host example.org lets everybody in the network use the models"),
-        ("--allow-host *", "--allow-host * lets sites of others use the models: add --token-file"),
-        ("--allow-host *.lan", "--allow-host *.lan lets sites of others use the models"),
+        ("--host 0.0.0.0", "--host 0.0.0.0 lets everyone on the network use the models: add"),
+        ("--host example.org", "--host example.org lets everyone on the network use the models"),
+        (
+            "--allow-host *",
+            "--allow-host * lets sites that are not yours use the models: add --token-file",
+        ),
+        ("--allow-host *.lan", "--allow-host *.lan lets sites that are not yours use the models"),
         ("--allow-host a,b", "--allow-host a,b is not a name; give one such as gpu.lan"),
-        ("--allow-origin *", "--allow-origin * lets sites of others use the models"),
-        ("--allow-origin null", "--allow-origin null lets sites of others use the models"),
-        ("--allow-origin https://*.org", "https://*.org lets sites of others use the models"),
-        ("--allow-origin localhost:3000", "localhost:3000 is not an origin: give the beginning"),
-        ("--allow-origin http://me@a", "http://me@a is not an origin: give the beginning of the"),
+        ("--allow-origin *", "--allow-origin * lets sites that are not yours use the models"),
+        ("--allow-origin null", "--allow-origin null lets sites that are not yours use the models"),
+        (
+            "--allow-origin https://*.org",
+            "https://*.org lets sites that are not yours use the models",
+        ),
+        ("--allow-origin localhost:3000", "localhost:3000 is not an origin: give scheme"),
+        ("--allow-origin http://me@a", "http://me@a is not an origin: give scheme, host and"),
         ("--token é", "the token must be ASCII"),
         ("nowhere", "nowhere does not exist"),
     ],
@@ -151,7 +157,7 @@ main(sys.argv[1:])
 def address_in(server):
     line = server.stdout.readline()
     assert line.startswith("Talk at http://localhost:"), line
-    assert line.endswith("; Ctrl-C ends)\n"), line
+    assert line.endswith("; Ctrl-C stops)\n"), line
     return line.split()[2].rstrip("/")
 
 
@@ -162,7 +168,7 @@ def test_a_signal_ends_it(model, name):
         assert httpx.get(f"{address}/v1/models").json()["data"][0]["id"] == "small"
         server.send_signal(getattr(signal, name))
         rest = server.stdout.read()
-    assert rest.startswith("Stopping after the answers") and server.returncode == 0, rest
+    assert rest.startswith("Finishing answers in progress") and server.returncode == 0, rest
 
 
 @pytest.mark.parametrize(
@@ -197,7 +203,7 @@ def test_signals_end_it_while_requests_are_read_or_answered(tmp_path, text, endi
         rest = server.stdout.read()
         for client in clients:
             client.join(60)
-    assert rest.startswith("Stopping after the answers") and server.returncode == 0, rest
+    assert rest.startswith("Finishing answers in progress") and server.returncode == 0, rest
     assert capfd.readouterr().err == "" and "Traceback" not in rest
 
 

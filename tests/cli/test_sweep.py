@@ -117,9 +117,9 @@ def test_a_sweep_that_was_stopped_and_killed_ends_with_the_same_bits(sweep, cli)
     # Nothing is trained again, neither what has ended nor what would fail again.
     before = {path: path.stat().st_mtime_ns for path in sweep.glob("*/*")}
     printed = cli("sweep cats.txt --learning-rate 3e-3,1e9", FLAGS)
-    assert "2 of them done already" in printed.out
+    assert "2 already done" in printed.out
     assert before == {path: path.stat().st_mtime_ns for path in sweep.glob("*/*")}
     assert "learning_rate=0.003" in cli("compare", sweep).out
-    assert f"{sweep.parent.name}/{sweep.name} holds a sweep" in cli("runs").flat
+    assert f"{sweep.parent.name}/{sweep.name} is a sweep" in cli("runs").flat
     assert "learning_rate=0.003" in cli("runs", sweep).out
     cli.refuses("such as learning_rate=1e+09", "sweep cats.txt --learning-rate 3e-3,1", FLAGS)

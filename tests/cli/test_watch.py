@@ -70,7 +70,7 @@ def test_the_newest_run_is_watched_and_a_run_without_metrics_too(run, monkeypatc
     (run / "config.json").write_text("{}")
     assert "novel" in cli("watch --once").out
     (run / "metrics.jsonl").write_text("")
-    assert "Nothing has been logged yet." in cli("watch", run).out
+    assert "Nothing logged yet." in cli("watch", run).out
     cli("watch", run.parent, ends=2)
 
 

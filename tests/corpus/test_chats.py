@@ -350,17 +350,17 @@ def test_neighbours_are_joined_and_a_pause_begins_a_conversation(tmp_path):
         [("user", "late"), ("assistant", "yes")],
     ]
     assert set(texts.report.notes) == {
-        "read conversations from chats of Telegram, in which 'Me' answers and a new conversation "
-        "begins after 8 hours without a message, or 20 turns, in 1 file",
+        "read conversations from Telegram chats, with 'Me' as the assistant and a new "
+        "conversation after 8 hours without a message, or 20 turns, in 1 file",
         "Not read: 1 message of a service or without text",
-        "Not read: 1 message with which the assistant begins",
+        "Not read: 1 message at the start, by the assistant",
     }
 
 
 def test_without_the_assistant_the_speakers_are_listed(tmp_path):
     path = written(tmp_path / "result.json", json.dumps(ONE))
     words = refused(path)
-    assert "is a chat of Telegram" in words and "Ann (1 turn), Me (1 turn)" in words
+    assert "is a Telegram chat" in words and "Ann (1 turn), Me (1 turn)" in words
     assert f"smallmind train {path} --assistant Ann" in words
     assert "without 'Bob' in it" in refused(path, assistant="Bob")
     assert conversations(Corpus(path, assistant=" me ")) == [[HI, SEE]]
@@ -368,7 +368,7 @@ def test_without_the_assistant_the_speakers_are_listed(tmp_path):
     written(tmp_path / "b.txt", "text")
     texts = Corpus(tmp_path)
     assert documents(texts) == ["text"]
-    assert skipped(texts, tmp_path)["result.json"].startswith("is a chat of Telegram")
+    assert skipped(texts, tmp_path)["result.json"].startswith("is a Telegram chat")
     texts = Corpus(tmp_path, assistant="Me")
     assert conversations(texts) == [[HI, SEE]]
     assert skipped(texts, tmp_path)["b.txt"].startswith("is not a chat")

@@ -408,7 +408,7 @@ def test_turns_are_cleaned_each_for_itself(tmp_path):
         "CR line ends became LF in 1 file",
         "CRLF line ends became LF in 1 file",
     )
-    assert "half characters became U+FFFD in 1 file" in texts.report.notes
+    assert "unpaired surrogates became U+FFFD in 1 file" in texts.report.notes
 
 
 def test_long_conversations_and_turns(tmp_path):

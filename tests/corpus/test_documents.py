@@ -230,7 +230,7 @@ ENTITIES = f'<!DOCTYPE a [<!ENTITY a0 "ha">{DEEP}]><w:p><w:t>&a9;</w:t></w:p>'
 @pytest.mark.parametrize(
     ("name", "parts", "words"),
     [
-        ("a.epub", {**BOOK, "META-INF/encryption.xml": RIGHTS}, "is protected (DRM); give a copy"),
+        ("a.epub", {**BOOK, "META-INF/encryption.xml": RIGHTS}, "is protected (DRM); use a copy"),
         ("b.epub", {"mimetype": "application/epub+zip"}, "has no list of its pages; it is damaged"),
         ("c.epub", {**BOOK, "../x": "a"}, "has a member '../x', outside the folder"),
         ("a.odt", {**odt(""), "META-INF/manifest.xml": MANIFEST}, "is encrypted; save it without"),
@@ -265,7 +265,7 @@ def test_what_is_no_document_is_skipped_in_a_folder(suffix, tmp_path):
     texts = Corpus(tmp_path)
     assert documents(texts) == ["text"]
     assert skipped(texts, tmp_path) == {
-        f"~$a.{suffix}": f"is no .{suffix} file",
+        f"~$a.{suffix}": f"is not a .{suffix} file",
         f"old.{suffix}": "is encrypted, or of an older format",
     }
 

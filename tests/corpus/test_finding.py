@@ -142,7 +142,7 @@ def test_what_is_no_text_is_skipped_when_found(folder):
         "late.txt": "is not UTF-8: byte 0xff at offset 3,000,000",
         "empty.txt": "is empty",
         "settings.json": "has no field 'text', 'content' or 'story' in its only value",
-        "book.doc": "is not UTF-8: byte 0xd0 at offset 0, but an office document",
+        "book.doc": "is an Office document",
         "lost": "is a symbolic link to nothing",
         "fifo": "is not a regular file",
     }
@@ -242,7 +242,7 @@ def test_what_few_people_mean_to_read_is_named(tmp_path):
         written(tmp_path / "code" / name, "let a = 1\n")
     texts = Corpus(tmp_path / "code")
     documents(texts)
-    note = "Among the texts: 2 files of node_modules; to leave them out: --exclude node_modules"
+    note = "The texts include 2 files from node_modules; to leave them out: --exclude node_modules"
     assert texts.report.notes == (note,)
     texts = Corpus(tmp_path / "code", exclude=["node_modules"])
     assert len(documents(texts)) == 2
@@ -311,8 +311,7 @@ def test_generated_and_minified_files_are_left_out_and_counted(tmp_path, packed)
     for _ in range(2):
         assert len(documents(texts)) == len(WRITTEN)
         assert texts.report.notes[-1] == (
-            f"Not read: {len(GENERATED)} files that programs have written or minified; "
-            "--no-gitignore reads them"
+            f"Not read: {len(GENERATED)} files generated or minified; --no-gitignore reads them"
         )
     assert len(documents(Corpus(folder, gitignore=False))) == len({**GENERATED, **WRITTEN})
     if not packed:
@@ -320,7 +319,7 @@ def test_generated_and_minified_files_are_left_out_and_counted(tmp_path, packed)
         assert documents(folder / "app.min.js") == ["a=1"]  # it is named
         alone = tmp_path / "alone"
         written(alone / "a.min.js", "a=1")
-        assert refused(alone).startswith("no text was found (Not read: 1 file that programs have")
+        assert refused(alone).startswith("no text was found (Not read: 1 file generated or")
 
 
 def test_what_gitignore_names_is_left_out(folder, tmp_path, monkeypatch):
@@ -333,7 +332,7 @@ def test_what_gitignore_names_is_left_out(folder, tmp_path, monkeypatch):
     for paths in ("texts", "texts/**/*", folder, "texts/../texts"):
         texts = Corpus(paths)
         assert sorted(documents(texts)) == kept
-        assert any("that .gitignore names; --no-gitignore reads" in x for x in texts.report.notes)
+        assert any("listed in .gitignore; --no-gitignore reads" in x for x in texts.report.notes)
         assert sorted(documents(Corpus(paths, gitignore=False))) == sorted(IN_ORDER)
     monkeypatch.chdir(folder)
     assert documents(".") == kept
@@ -344,7 +343,7 @@ def test_what_gitignore_names_is_left_out(folder, tmp_path, monkeypatch):
     assert documents(".") == ["a.md", *kept]
     written(folder / ".gitignore", "*\n")
     message = refused(".")
-    assert message.startswith("no text was found (Left out: 3 paths that .gitignore names; --no-")
+    assert message.startswith("no text was found (Left out: 3 paths listed in .gitignore; --no-")
 
 
 def test_what_was_read_is_counted_by_kind(tmp_path):
@@ -381,6 +380,6 @@ def test_the_test_split_of_a_data_set_is_named(tmp_path, names, test):
         written(tmp_path / name, '"text"\n')
     texts = Corpus(tmp_path)
     documents(texts)
-    notes = [note for note in texts.report.notes if "a split for tests" in note]
-    words = f"Among the texts: a split for tests, {test}; to leave them out: --exclude {test}"
+    notes = [note for note in texts.report.notes if "a test split" in note]
+    words = f"The texts include a test split, {test}; to leave them out: --exclude {test}"
     assert notes == ([words] if test else [])

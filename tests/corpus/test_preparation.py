@@ -259,7 +259,7 @@ def test_other_settings_are_refused_and_change_nothing(
         half_prepare(monkeypatch, paths, tmp_path / "shards", 30, **fields)
     before = contents(tmp_path / "shards")
     message = refusal(on_disk, paths, tmp_path / "shards", **{**fields, **changed})
-    for words in ("was made from other texts or settings", name, "remove it to begin again"):
+    for words in ("was made from other texts or settings", name, "remove it to start over"):
         assert words in message
     assert contents(tmp_path / "shards") == before
     on_disk(paths, tmp_path / "another directory", **{**fields, **changed})
@@ -326,7 +326,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused(cats, tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(preparation, "_fitted", changing)
-        with pytest.raises(InputError, match=r"the texts have changed since .* remove it to begin"):
+        with pytest.raises(InputError, match=r"the texts have changed since .* remove it to start"):
             on_disk([cats], tmp_path / "shards", tokenizer="byte")
     with pytest.raises(InputError, match=r"other texts or settings \(files\)"):
         on_disk([cats], tmp_path / "shards", tokenizer="byte")
@@ -358,7 +358,7 @@ def test_nothing_is_left_behind_where_nothing_could_be_prepared(tmp_path):
     path = written(tmp_path / "a.txt", "the cat sat ")
     unknown = tmp_path / "known.json"
     Tokenizer("the cat").save(unknown)
-    with pytest.raises(InputError, match="the texts have 1 characters that the tokenizer does not"):
+    with pytest.raises(InputError, match="the texts have 1 character that the tokenizer does not"):
         on_disk([path], tmp_path / "shards", tokenizer=str(unknown))
     with pytest.raises(InputError, match="shard_tokens=0 must be at least 1"):
         on_disk([path], tmp_path / "shards", tokenizer="char", shard_tokens=0)

@@ -279,11 +279,11 @@ def test_choices_have_letters_where_the_answer_is_one(tmp_path):
     turns, _ = turns_of(tmp_path / "a.jsonl", record)
     assert turns == [Turn("user", "2+2?\n\nA. 3\nB. 4"), Turn("assistant", "B")]
     _, notes = turns_of(tmp_path / "b.jsonl", {**record, "choices": ["a", "b"], "answer": 0})
-    assert notes == ("Read: 1 answer as the number of a choice, from 0 on",)
+    assert notes == ("Read: 1 answer as the number of a choice, counting from 0",)
     turns, notes = turns_of(tmp_path / "c.jsonl", {**record, "answer": 4})  # it is one of them
     assert turns[1] == SAID and not notes
     path = written(tmp_path / "d.jsonl", lines({**record, "answer": 2}))
-    assert "the answer of line 1, 2, is none of its choices; correct or remove it" in refused(path)
+    assert "the answer of line 1, 2, is not one of its choices; correct" in refused(path)
     data = 'question,choices,answer\n2+2?,"[""3"", ""4""]",B\n'
     turns, _ = read(written(tmp_path / "e.csv", data))
     assert turns == [[Turn("user", "2+2?\n\nA. 3\nB. 4"), Turn("assistant", "B")]]
@@ -455,11 +455,11 @@ NOTEBOOK = {
 DISGUISED = [
     (
         "version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 5\n",
-        "is a pointer of Git LFS",
+        "is a Git LFS pointer",
     ),
-    (r"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\f0 Hello}", "is a document in RTF; convert it: pandoc"),
+    (r"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\f0 Hello}", "is an RTF document; convert it: pandoc"),
     ("%!PS-Adobe-3.0\n(Hello) show\n", "is a PostScript document"),
-    ("/annex/objects/SHA256E-s1--ab.txt\n", "is a pointer of git-annex"),
+    ("/annex/objects/SHA256E-s1--ab.txt\n", "is a git-annex pointer"),
 ]
 
 
@@ -481,7 +481,7 @@ def test_documents_are_no_tables(tmp_path, name):
     )
     for data, words in (
         ("%PDF-1.4\n(Hello)\n", "is a PDF document; convert it: pdftotext"),
-        (archive, "is a web archive (MHTML) or a mail with several parts; save it as plain text"),
+        (archive, "is a web archive (MHTML) or a multipart email; save it as plain text"),
     ):
         assert f"{name} {words}" in refused(written(tmp_path / name, data))
 
@@ -496,7 +496,7 @@ def test_pages_are_read_as_pages(tmp_path, start):
         is_said = any("read the text of HTML" in note for note in texts.report.notes)
         assert is_said == (name in ("a.txt", "a.md", "a"))
     for name in ("a.csv", "a.jsonl", "a.json"):
-        assert "is a page of HTML; " in refused(written(tmp_path / name, start + PAGE))
+        assert "is an HTML page; " in refused(written(tmp_path / name, start + PAGE))
     assert documents(written(tmp_path / "b.txt", "One writes <html> first.")) == [
         "One writes <html> first."
     ]

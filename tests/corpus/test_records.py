@@ -216,4 +216,4 @@ def test_many_records(tmp_path):
 def test_half_characters_are_replaced(tmp_path):
     texts = Corpus(written(tmp_path / "a.jsonl", '"a\\ud83d"\n"\\ud83d\\udc3b"\n'))
     assert documents(texts) == ["a\ufffd", "🐻"]
-    assert texts.report.notes == ("half characters became U+FFFD in 1 file",)
+    assert texts.report.notes == ("unpaired surrogates became U+FFFD in 1 file",)

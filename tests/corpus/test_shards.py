@@ -140,9 +140,9 @@ def test_a_complete_directory_is_not_written_to(whole):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"vocab_size": 301}, "was begun with vocab_size=300, not 301"),
-        ({"tokenizer_digest": "x"}, "begun with tokenizer_digest='a tokenizer', not 'x'"),
-        ({"shard_tokens": 7}, "was begun with shard_tokens=150, not 7"),
+        ({"vocab_size": 301}, "was started with vocab_size=300, not 301"),
+        ({"tokenizer_digest": "x"}, "started with tokenizer_digest='a tokenizer', not 'x'"),
+        ({"shard_tokens": 7}, "was started with shard_tokens=150, not 7"),
     ],
 )
 def test_a_directory_is_continued_with_the_same_arguments(tmp_path, changed, message):

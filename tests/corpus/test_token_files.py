@@ -152,7 +152,7 @@ def test_pointers_are_no_tokens(tmp_path):
     for name in ("train.bin", "a.bin"):
         path = tmp_path / name
         path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abcd\nsize 5\n")
-        refuses(f"{name} is a pointer of Git LFS; fetch it", TokenFile, path)
+        refuses(f"{name} is a Git LFS pointer; fetch it", TokenFile, path)
 
 
 def test_a_file_that_is_truncated_while_it_is_read_is_an_error(tmp_path):

@@ -172,10 +172,10 @@ def test_tokens_are_not_mixed_with_texts(tmp_path):
     directory, text = prepared(tmp_path), tmp_path / "text"
     file = nanogpt(tmp_path / "train.bin", encoded())
     for paths in ([directory, text], [text, directory], [directory, file], [directory, directory]):
-        assert "holds tokens: give it alone" in refused(paths, bpe())
+        assert "contains tokens: give it on its own" in refused(paths, bpe())
     for paths in ([file, text], [text, file]):
         message = refused(paths, bpe())
-        assert f"{file} holds tokens, and {text} does not: give one of them" in message
+        assert f"{file} contains tokens, and {text} does not: give one of them" in message
     assert "is a held-out part; give the training part" in refused(
         [nanogpt(tmp_path / "only" / "val.bin", encoded())], bpe()
     )
@@ -197,7 +197,7 @@ def test_a_prepared_directory_among_texts_is_skipped_with_a_note(
     corpus = Corpus(tmp_path / "text")
     assert "".join(documents(corpus)) == TEXT
     assert list(map(str, corpus.report.skipped)) == [
-        f"{inside} holds tokens; give it alone to train on them"
+        f"{inside} contains tokens; give only this folder to train on them"
     ]
     assert find_tokens([tmp_path / "text"], None) is None
     assert prepared(tmp_path, "other").is_dir()

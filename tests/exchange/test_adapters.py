@@ -125,7 +125,7 @@ def test_a_config_that_lacks_a_setting_is_refused(copied, name):
 
 def test_it_becomes_a_run(copied, monkeypatch):
     path, base = copied / "run", copied / "base"
-    with pytest.raises(InputError, match="does not say what it adapts; name the model"):
+    with pytest.raises(InputError, match="does not say what it adapts; give its base model"):
         Run.import_model(copied / "adapter", path)
     run = Run.import_model(copied / "adapter", path, base=base)
     expected, _ = smallmind.load(base, adapter=copied / "adapter", backend="numpy")
@@ -156,16 +156,16 @@ def test_gguf_adapters_have_the_names_of_llama_cpp(exported, tmp_path):
     ("changes", "words"),
     {
         "dora": ({"use_dora": True}, "'use_dora' is True"),
-        "kind": ({"peft_type": "IA3"}, "peft_type='IA3' is not known here"),
-        "bias": ({"bias": "all"}, "bias='all' is not known here"),
+        "kind": ({"peft_type": "IA3"}, "peft_type='IA3' is not supported"),
+        "bias": ({"bias": "all"}, "bias='all' is not supported"),
         "modules": ({"modules_to_save": ["lm_head"]}, "'modules_to_save' is"),
-        "base changed": ({"init_lora_weights": "pissa_niter_16"}, "has changed the model"),
+        "base changed": ({"init_lora_weights": "pissa_niter_16"}, "has changed its base model"),
         "no rank": ({"r": "8"}, "'8' is not a whole number"),
         "rank 0": ({"r": 0}, "r must be at least 1"),
         "another rank": ({"r": 4}, "has rank 3; adapter_config.json says 4"),
         "alpha": ({"lora_alpha": None}, "None is not a finite number"),
         "dropout": ({"lora_dropout": 1.5}, "lora_dropout must be"),
-        "pattern": ({"alpha_pattern": {"(a+)+$": 1.0}}, "it is no name"),
+        "pattern": ({"alpha_pattern": {"(a+)+$": 1.0}}, "it is not a name"),
         "patterns": ({"rank_pattern": [1]}, "a pattern is not"),
         "new": ({"hyper_lora": {"a": 1}}, "'hyper_lora' is"),
         "base": ({"base_model_name_or_path": "gone"}, "adapts gone, which does not exist"),
@@ -195,7 +195,7 @@ def _set(change):
 
 
 DAMAGES = {
-    "kind": (_renamed, "has a tensor that is not known here"),
+    "kind": (_renamed, "has a tensor that is not supported"),
     "place": (_elsewhere, "is incomplete"),
     "alone": (lambda tensors, name: tensors.pop(name), "is incomplete"),
     "shape": (_set(lambda a: a[:, :-1].copy()), "the matrix is"),
@@ -235,7 +235,7 @@ def test_an_adapter_of_another_model_is_refused(copied):
     refuses("the matrix is", smallmind.load, copied / "other", adapter=copied / "adapter")
     with pytest.raises(InputError, match="whole model, not an adapter"):
         smallmind.load(copied / "base", adapter=copied / "other")
-    refuses("is not an adapter of PEFT", Run.import_model, copied / "other", base=copied / "base")
+    refuses("is not a PEFT adapter", Run.import_model, copied / "other", base=copied / "base")
 
 
 @pytest.mark.parametrize("to", parts.ADAPTER_FORMATS)

@@ -51,16 +51,20 @@ def test_what_the_config_calls_published_can_be_exported():
     [
         (
             PRESETS["modern"],
-            "value_residual=True, bigram_rows=16384; nearest is Qwen3",
+            "value_residual=True, bigram_rows=16384; the nearest is Qwen3",
             "--no-value-residual --bigram-rows 0",
         ),
-        ({**PRESETS["gpt2"], "n_kv_head": 2}, "n_kv_head=2; nearest is GPT-2", "--n-kv-head 4"),
+        ({**PRESETS["gpt2"], "n_kv_head": 2}, "n_kv_head=2; the nearest is GPT-2", "--n-kv-head 4"),
         ({**PRESETS["llama"], "logit_softcap": 15.0}, "logit_softcap=15.0", "logit_softcap=0.0"),
         ({**PRESETS["llama"], "x0_scalars": True}, "x0_scalars=True", "x0_scalars=False"),
         ({**PRESETS["llama"], "position": "none"}, "position=none", "--position rope"),
         ({**PRESETS["llama"], "qk_norm": True, "bias": True}, "qk_norm=True", "--no-qk-norm"),
-        ({**PRESETS["llama"], "n_embd": 28}, "heads of 7 channels, an odd number", "--head-size 8"),
-        ({**PRESETS["gpt2"], "head_size": 8}, "head_size=8; nearest is GPT-2", "--head-size 6"),
+        (
+            {**PRESETS["llama"], "n_embd": 28},
+            "heads with an odd number of channels, 7",
+            "--head-size 8",
+        ),
+        ({**PRESETS["gpt2"], "head_size": 8}, "head_size=8; the nearest is GPT-2", "--head-size 6"),
         ({**PRESETS["llama"], "head_size": 8, "n_embd": 26}, "n_embd=26", "--n-embd 24"),
         (
             {**PRESETS["gpt2"], "head_size": 8, "n_embd": 26},

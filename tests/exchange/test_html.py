@@ -432,7 +432,7 @@ def test_templates_in_jinja_are_refused(tmp_path):
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
     model, tokenizer = smallmind.load(chat.made(tmp_path / "chat", "Qwen"), "numpy")
-    refuses("its chat template is in the language of Jinja", page_of, tmp_path, model, tokenizer)
+    refuses("its chat template is in Jinja", page_of, tmp_path, model, tokenizer)
     assert not (tmp_path / "page.html").exists()
 
 
@@ -483,7 +483,7 @@ def test_only_pages_are_replaced(tmp_path):
     page_of(tmp_path, model, tokenizer)
     assert path.read_bytes() == first
     path.write_text("<html>my own page</html>")
-    refuses("exists and is not such a page", page_of, tmp_path, model, tokenizer)
+    refuses("already exists and was not made by", page_of, tmp_path, model, tokenizer)
     assert path.read_text() == "<html>my own page</html>"
     for name, reason in (("page.txt", "must end in .html"), ("folder.html", "is a directory")):
         (tmp_path / "folder.html").mkdir(exist_ok=True)

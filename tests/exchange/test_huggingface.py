@@ -154,7 +154,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 LACKING = {
     "weights": ([WEIGHTS], "has no model.safetensors; fetch it"),
     "tokenizer": (["tokenizer.json"], "has no tokenizer.json; save the tokenizer there"),
-    "config": (["config.json"], "has weights, but no config.json that says of which architecture"),
+    "config": (
+        ["config.json"],
+        "has weights, but no config.json that describes their architecture",
+    ),
     "model": (
         [WEIGHTS, "config.json", "generation_config.json"],
         "has a tokenizer, but no model: config.json and model.safetensors are missing",
@@ -196,7 +199,7 @@ def test_a_shard_without_its_index_says_what_is_missing(source):
 def test_a_config_that_names_no_architecture_is_said_so(source, cli):
     with edited(source / "config.json") as config:
         del config["model_type"]
-    cli.refuses("config.json has no model_type, which says of which", "generate", source)
+    cli.refuses("config.json has no model_type, which names its", "generate", source)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -239,7 +242,7 @@ def test_an_adapter_whose_base_is_gone_says_so(tmp_path, cli, name, base):
         config["base_model_name_or_path"] = base
     (tmp_path / "text.txt").write_text(published.TEXT, encoding="utf-8")
     reason = f"adapts {base}, which does not exist" if base else "does not say what it adapts"
-    advice = "name the model that it belongs to: smallmind generate MODEL --adapter RUN"
+    advice = "give its base model: smallmind generate MODEL --adapter RUN"
     cli.refuses(f"{reason}; {advice}", command(name, path, tmp_path))
     assert not {"run", "a.gguf"} & {file.name for file in tmp_path.iterdir()}
     words = ["generate", tmp_path / "base", "--adapter", path, "--prompt The --max-tokens 2"]

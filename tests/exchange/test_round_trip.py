@@ -207,7 +207,7 @@ def test_nothing_is_overwritten_but_a_gguf_file(tmp_path):
     for name, content in (("mine", b"mine"), ("empty", b""), ("almost", b"GGU"), ("link", None)):
         if content is not None:
             (tmp_path / f"{name}.gguf").write_bytes(content)
-        with pytest.raises(InputError, match=f"{name}.gguf exists and is not a GGUF file"):
+        with pytest.raises(InputError, match=f"{name}.gguf already exists and is not a GGUF file"):
             smallmind.export(model, CHAR, tmp_path / f"{name}.gguf", "gguf")
     assert (tmp_path / "mine.gguf").read_bytes() == b"mine"
     assert (tmp_path / "link.gguf").is_symlink() and not (tmp_path / "missing").exists()

@@ -119,7 +119,7 @@ def test_characters_that_a_published_tokenizer_lacks_are_named(tmp_path):
     tokenizer = Tokenizer.from_json(published.file_of("SmolLM"))
     smallmind.export(model_of("Llama", tokenizer), tokenizer, tmp_path / "hf")
     fields = {"init_from": str(tmp_path / "hf"), "batch_size": 2, "block_size": 8, "steps": 1}
-    reason = r"the text has characters that .*hf does not know \(1\): '\\U000f0000'; remove them"
+    reason = r"the text has 1 character that .*hf does not know: '\\U000f0000'; train the base"
     refuses(reason, Run.create, text=published.TEXT + "\U000f0000", out=tmp_path / "run", **fields)
     assert Run.create(text=published.TEXT, out=tmp_path / "run", **fields)
 
@@ -148,7 +148,7 @@ def test_a_context_can_be_shorter_where_positions_are_rotations(root, tmp_path):
         refuses(reason, Run.import_model, root / "hf", tmp_path / "c", block_size=size)
     tokenizer = tokenizer_of("char")
     smallmind.export(model_of("GPT-2", tokenizer), tokenizer, tmp_path / "gpt2")
-    with pytest.raises(InputError, match="has learned its 64 positions"):
+    with pytest.raises(InputError, match="has 64 learned positions"):
         Run.import_model(tmp_path / "gpt2", tmp_path / "c", block_size=8)
     assert not (tmp_path / "c").exists()
 
@@ -168,8 +168,8 @@ def test_an_imported_run_has_no_text(root, tmp_path, cli, monkeypatch):
     path = Run.import_model(root / "hf").path
     assert path.parent.name == "runs" and path.name.endswith("-hf")
     for command in ("evaluate", "train --resume"):
-        cli.refuses("was imported and has no text of its own: name one", command, path)
-    cli.refuses("holds no unfinished run", "train --resume auto")
+        cli.refuses("was imported and has no text of its own: give one", command, path)
+    cli.refuses("no unfinished run", "train --resume auto")
     refuses("was imported and has no text", Run.open(path).train)
 
 
@@ -193,10 +193,10 @@ def test_a_model_goes_from_one_format_to_the_other(root, tmp_path, cli):
 def test_types_with_blocks_of_256_are_not_written(root, tmp_path, cli, type, name):
     message = (
         f"type='{type}' must be one of f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 with 'gguf'; "
-        f"{name} is only read, as rows of small models are seldom whole blocks of 256"
+        f"{name} can only be read, as rows of small models are rarely multiples of 256"
     )
     cli.refuses(message, "export", root / "hf", "--to gguf", tmp_path / "x.gguf", "--type", type)
-    refuses("IQ4_NL.*; iq4_nl is only read$", Run.open(root / "run").export, tmp_path / "x.gguf",
+    refuses("IQ4_NL.*; iq4_nl can only be", Run.open(root / "run").export, tmp_path / "x.gguf",
             "gguf", "IQ4_NL")  # fmt: skip
     refuses("'q4' must be one of f32, f16, bf16 with 'hf'$", Run.open(root / "run").export,
             tmp_path / "x", "hf", "q4")  # fmt: skip
@@ -235,8 +235,8 @@ def test_a_run_of_no_published_architecture_hears_the_setting(tmp_path, cli):
 
 
 def test_what_is_no_model_of_others_is_refused(root, tmp_path, cli):
-    neither = "is neither a directory of transformers"
-    missing = "missing does not exist; give a directory of transformers or a GGUF file"
+    neither = "is neither a Hugging Face model folder"
+    missing = "missing not found; give a Hugging Face model folder or a .gguf file"
     for source, reason in (("missing", missing), ("text.txt", neither), ("run", neither)):
         cli.refuses(reason, "import", root / source, "--out", tmp_path / "x")
         assert not (tmp_path / "x").exists()

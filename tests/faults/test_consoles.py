@@ -69,7 +69,7 @@ def test_every_command_works_in_every_encoding(run, tmp_path, monkeypatch, encod
         (["evaluate", str(run)], "perplexity"),
         (["verify", str(run)], "checks passed"),
         (["schedule"], "one-cycle"),
-        (["estimate", "--memory", "1TB"], "It fits"),
+        (["estimate", "--memory", "1TB"], "Fits"),
         (["export-metrics", str(run)], "step,loss"),
         (["runs", str(run.parent)], "finished"),
         (["compare", str(run), str(tmp_path / "run")], "All settings are the same"),

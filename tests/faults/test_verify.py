@@ -183,7 +183,7 @@ def test_a_run_that_cannot_be_verified_is_refused(run, tmp_path, cli, verified):
     cli.refuses("other has changed since the run", "verify", run)
     assert verified(run, "--digests-only")[-1] == "All 6 checks passed"
     shutil.rmtree(run / "checkpoints")
-    cli.refuses("holds no checkpoint yet", "verify", run, "--digests-only")
+    cli.refuses("has no checkpoint yet", "verify", run, "--digests-only")
 
 
 @pytest.fixture(scope="module")

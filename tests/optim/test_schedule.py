@@ -244,7 +244,7 @@ def test_schedules_of_two_runs_are_independent():
     ("settings", "words"),
     [
         ({"steps": 101}, None),
-        ({"steps": 100}, "ends inside its warmup of 100 steps, at a learning rate of 9.9e-04"),
+        ({"steps": 100}, "ends during its warmup of 100 steps, at a learning rate of 9.9e-04"),
         ({"steps": 30}, "use --warmup-steps 3, or more --steps"),
         ({"steps": 30, "schedule": "one-cycle"}, None),
         ({"steps": 5, "warmup_steps": 10**9}, "use --warmup-steps 0, or more --steps"),

@@ -407,7 +407,7 @@ def test_a_rank_that_is_told_to_stop_while_steps_are_timed_ends_all(tmp_path):
     program = train_words(*flags, fault=("terminate", 1, 0))  # the number of a timed batch
     code, printed, errors = run(LAUNCHERS[0].command((2, program)))
     assert code == 128 + signal.SIGTERM and not errors
-    assert "Interrupted while its steps were timed; nothing has been trained." in printed
+    assert "Interrupted while steps were being timed; nothing has been trained." in printed
     assert not (tmp_path / "run").exists()
 
 

@@ -83,13 +83,13 @@ def test_what_a_killed_start_has_left_is_no_run_and_is_taken_over(tmp_path, text
     out.parent.mkdir()
     leave_a_start(out)
     (out / ".lock").write_text("999999999 " + socket.gethostname())
-    assert f"{out.parent} holds no run yet" in cli("runs", out.parent).flat
+    assert f"No runs in {out.parent} yet" in cli("runs", out.parent).flat
     for message in (
         f"{out} is not a run: cannot read its config.json; its start was cut",
         f"start it again with --out {out}",
     ):
         cli.refuses(message, "train --resume", out)
-    refuses("holds no unfinished run", Run.unfinished, out.parent)
+    refuses("no unfinished run", Run.unfinished, out.parent)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in FIELDS.items()]
     cli("train", text, "--out", out, flags)
     assert Run.open(out).is_finished
@@ -233,9 +233,9 @@ def test_auto_passes_over_runs_that_are_going_or_have_failed(tmp_path, cli, monk
     assert [reason[:18] for reason in found.passed_over] == reasons
     found.unlock()
     printed = cli("train --resume auto").flat
-    assert "Passing over a newer run: runs/failed has failed: the loss is not finite" in printed
+    assert "Skipping a newer run: runs/failed has failed: the loss is not finite" in printed
     assert runs["open"].is_finished
-    refuses(r"runs holds no unfinished run.*runs/going is in use", Run.unfinished)
+    refuses(r"no unfinished run in runs.*runs/going is in use", Run.unfinished)
     runs["failed"].resume()  # named, it is tried again
     assert runs["failed"].is_finished and runs["failed"].directory.failure() is None
 

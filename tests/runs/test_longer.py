@@ -89,7 +89,7 @@ def test_a_length_that_is_reached_already_is_refused(path):
     for steps in (5, 6):
         with pytest.raises(InputError, match=f"steps={steps}: the run has trained 6 steps alrea"):
             Run.open(path).resume(steps=steps)
-    refuses("is counted in steps: give steps", Run.open(path).resume, epochs=3)
+    refuses("is set in steps: give steps", Run.open(path).resume, epochs=3)
     assert (path / "config.json").read_bytes() == before
 
 
@@ -97,7 +97,7 @@ def test_epochs_are_made_longer_in_epochs(tmp_path):
     run = create(tmp_path / "run", block_size=64, batch_size=16, epochs=1)
     run.train()
     per_epoch = run.settings.training.steps
-    refuses("is counted in epochs: give epochs", Run.open(run.path).resume, steps=9999)
+    refuses("is set in epochs: give epochs", Run.open(run.path).resume, steps=9999)
     longer = Run.open(run.path)
     longer.resume(epochs=2)
     assert longer.settings.training.steps == longer.newest().step == 2 * per_epoch

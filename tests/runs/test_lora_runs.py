@@ -121,12 +121,12 @@ def test_a_base_that_is_gone_or_another_is_named(base, adapted, tmp_path):
         Run.open(run.path).load(4)
     found = smallmind.load(tmp_path / "elsewhere", adapter=adapter)[0]
     np.testing.assert_array_equal(found.flat.data, expected)
-    with pytest.raises(InputError, match="adapts another model than"):
+    with pytest.raises(InputError, match="was not trained on"):
         smallmind.load(adapted.path, adapter=adapter)
 
 
 def test_an_adapter_needs_a_model_to_start_from(tmp_path):
-    with pytest.raises(InputError, match="lora_rank=4 adapts a model: name it with --init-from"):
+    with pytest.raises(InputError, match="lora_rank=4 adapts a model: give one with --init-from"):
         Run.create(text=CATS, out=tmp_path / "run", lora_rank=4)
     assert not (tmp_path / "run").exists()
 

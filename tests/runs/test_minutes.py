@@ -182,12 +182,12 @@ def test_the_command_line_says_what_became_of_the_minutes(tmp_path, text, monkey
     lengths = iter([250, None])
     monkeypatch.setattr(pace, "refitting", lambda *_: lambda: next(lengths, None))
     printed = cli("train", text, flags, "--minutes 10 --out", tmp_path / "run").flat
-    assert "Steps were fitted to the time as the run went: 9 were planned, and 250 tr" in printed
+    assert "Steps were adjusted to the time as the run went: 9 planned, 250 done" in printed
     assert "step 250/250" in printed and "step 1/9" in printed
-    assert "of 10:00: more than 64 passes over the text would memorise it" in printed
+    assert "of 10:00: more than 64 passes over the text would only memorise it" in printed
     monkeypatch.setattr(pace, "refitting", lambda *_: lambda: None)
     printed = cli("train", text, flags, "--minutes 10 --out", tmp_path / "as-planned").flat
-    assert "were planned" not in printed
+    assert "Steps were adjusted" not in printed
 
 
 # Schedules that depend on the length of a run.

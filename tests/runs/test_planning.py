@@ -154,7 +154,7 @@ def test_more_time_is_expected_to_help(tried):
 
 def test_what_cannot_be_planned_is_refused(tmp_path):
     for given, message in [
-        ({"init_from": "runs/x"}, "a plan is for new models: leave out --init-from"),
+        ({"init_from": "runs/x"}, "plans are for new models: leave out --init-from"),
         (dict.fromkeys(planning.FITTED_FIELDS, 8) | {"dropout": 0.1}, "leave out the size"),
     ]:
         refuses(message, Planner, Choices(given, "modern"), TEXT, tmp_path)

@@ -105,7 +105,7 @@ def test_the_better_answers_become_likelier(folder):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"init_from": None}, "starts from a model: name it with --init-from"),
+        ({"init_from": None}, "needs a model to start from: give one with --init-from"),
         ({"loss": "dop"}, "must be one of dpo, ipo, orpo, kto, cross-entropy"),
         ({"dpo_beta": 0.0}, "dpo_beta"),
         ({"block_size": 8}, "raise --block-size"),

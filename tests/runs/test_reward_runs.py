@@ -105,13 +105,13 @@ def test_questions_need_no_answers_unless_the_reward_compares(folder):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"init_from": None}, "starts from a model: name it with --init-from"),
-        ({"reward": "exakt"}, "neither one of exact, contains, json, length nor a file of Python"),
+        ({"init_from": None}, "needs a model to start from: give one with --init-from"),
+        ({"reward": "exakt"}, "neither one of exact, contains, json, length nor a Python file"),
         ({"reward": "missing.py"}, "No such file"),
         ({"reward_answers": 1}, "reward_answers=1 must be at least 2"),
         ({"reward": None}, "needs a reward: add --reward"),
         ({"reward_tokens": 60}, "raise --block-size, or lower --reward-tokens"),
-        ({"loss": "dpo"}, "--loss and --reward both choose what is learned; leave out one"),
+        ({"loss": "dpo"}, "--loss and --reward both set the loss; give only one"),
     ],
 )
 def test_what_cannot_be_learned_is_refused(folder, fields, words):
@@ -165,7 +165,7 @@ def test_the_line_the_metrics_and_the_report_show_rewards(folder, capsys):
     page = (folder / "shown.html").read_text()
     assert "held-out reward" in page and "Reward by step" in page
     assert status("evaluate", str(out)) == 0
-    assert "answers word for word" in capsys.readouterr().out
+    assert "exact answers" in capsys.readouterr().out
 
 
 def test_a_run_by_rewards_is_for_one_process(folder):

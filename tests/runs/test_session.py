@@ -133,7 +133,7 @@ def test_settings_can_come_as_one_object_and_the_text_as_a_path(finished, tmp_pa
     text = tmp_path / "cats.txt"
     text.write_text(TEXT, encoding="utf-8")
     settings = Choices(FIELDS).settings()
-    with pytest.raises(InputError, match="recipe='gpt2' would change nothing"):
+    with pytest.raises(InputError, match="recipe='gpt2' has no effect"):
         Run.create(settings, text, out=tmp_path / "run", recipe="gpt2")
     run = Run.create(settings, text, out=str(tmp_path / "run"))
     assert run.files.name == "cats" and run.settings.run.text == str(text)
@@ -215,7 +215,7 @@ def test_a_run_that_was_killed_resumes_from_its_last_checkpoint(finished, tmp_pa
     assert Run.unfinished(tmp_path).path == out
     run.resume(threads=1, check_gradient_health=True)
     assert outcome(run) == outcome(finished[0])
-    refuses("holds no unfinished run", Run.unfinished, tmp_path)
+    refuses("no unfinished run", Run.unfinished, tmp_path)
 
 
 def test_only_what_does_not_affect_the_result_may_change(finished):
@@ -319,7 +319,7 @@ def test_a_directory_is_used_once_and_discarded_if_untrained(finished, tmp_path)
 @pytest.mark.parametrize("tokenizer", ["char", "byte"])
 def test_a_text_with_half_a_character_is_refused(tmp_path, tokenizer):
     text = TEXT + "half \ud83d of a cat"
-    with pytest.raises(InputError, match="half a character, at position 2885: replace it, as with"):
+    with pytest.raises(InputError, match="an unpaired surrogate, at position 2885: replace"):
         Run.create(text=text, out=tmp_path / "run", tokenizer=tokenizer, **FIELDS)
     assert not (tmp_path / "run").exists()
     assert "half ? of a cat" in text.encode(errors="replace").decode()

@@ -86,7 +86,7 @@ def test_a_teacher_of_characters_says_what_to_choose(short, tmp_path):
     teacher.train(progress=False)
     own = {"teacher": str(teacher.path), **FEW}
     refuses(
-        "has other tokens: choose --tokenizer char",
+        "has different tokens: use --tokenizer char",
         lambda: Run.create(text=long, out=tmp_path / "a", **own).train(),
     )
     student = Run.create(text=long, out=tmp_path / "b", tokenizer="char", **own)
@@ -99,7 +99,7 @@ def test_the_tokens_of_a_teacher_are_named_by_their_file(tmp_path):
     own = {"teacher": str(teacher.path), **FEW}
     file = teacher.path / "tokenizer.json"
     refuses(
-        f"choose --tokenizer {file}",
+        f"use --tokenizer {file}",
         lambda: Run.create(text=text(700), out=tmp_path / "a", **own).train(),
     )
     student = Run.create(text=text(700), out=tmp_path / "b", tokenizer=str(file), **own)

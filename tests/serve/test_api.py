@@ -385,7 +385,7 @@ def test_a_wrong_field_is_refused_in_the_form_of_the_api(client, fields, status,
 
 
 MESSAGES = [
-    ([], "a turn of the user"),
+    ([], "a user turn"),
     ("hello", "must be a list"),
     ([{"role": "wizard", "content": "x"}], "must be one of"),
     ([{"role": "user"}], "must be a string"),

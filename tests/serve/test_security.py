@@ -138,11 +138,11 @@ def test_a_site_that_is_allowed_needs_the_token_itself(open_address):
 
 
 REFUSALS = [
-    ({"Host": "gpu.lan:8000"}, "'gpu.lan'", "start it with --allow-host gpu.lan"),
-    ({"Host": "[fd00::1]:8000"}, "'[fd00::1]'", "start it with --allow-host fd00::1"),
+    ({"Host": "gpu.lan:8000"}, "'gpu.lan'", "start the server with --allow-host gpu.lan"),
+    ({"Host": "[fd00::1]:8000"}, "'[fd00::1]'", "start the server with --allow-host fd00::1"),
     ({"Host": "evil';x"}, "evil';x", ""),
     ({"Origin": "http://localhost:3000"}, "'http://localhost:3000'", "--allow-origin http://local"),
-    ({"Origin": "null"}, "'null'", "start it with --allow-origin null --token-file FILE"),
+    ({"Origin": "null"}, "'null'", "start the server with --allow-origin null --token-file FILE"),
     ({"Sec-Fetch-Site": "cross-site"}, "pages of other sites", ""),
 ]
 

@@ -113,7 +113,7 @@ def test_the_right_choice_has_several_forms(tmp_path, answer):
 @pytest.mark.parametrize("answer", [2, -1, True, None, "C", "c", [0], 0.5, 2.0])
 def test_an_answer_that_is_no_choice_is_refused(tmp_path, answer):
     path = lines(tmp_path / "c.jsonl", [{**CHOICES, "answer": answer}])
-    assert "none of its choices" in refused("choices", path)
+    assert "not one of its choices" in refused("choices", path)
 
 
 @pytest.mark.parametrize("choices", [[], ["a"], "ab", [1, None], {"text": ["a"]}, None])
@@ -188,7 +188,7 @@ def test_a_result_that_cannot_be_kept_is_shown(run, tmp_path, cli, monkeypatch):
     exact = lines(tmp_path / "c.jsonl", [{"prompt": "the cat", "answer": "sat"}])
     printed, errors = cli("evaluate", run.path, "--pairs", pairs, "--exact", exact)
     assert "Pairs of a.jsonl" in printed and "Exact of c.jsonl" in printed
-    assert errors.count("cannot keep this result") == 2 and "Read-only" in errors
+    assert errors.count("result cannot be saved") == 2 and "Read-only" in errors
 
 
 def test_items_without_a_group_are_in_none(tmp_path):

@@ -69,7 +69,7 @@ def test_a_stream_never_splits_a_character(kind):
 
 @pytest.mark.parametrize("kind", BPE)
 def test_half_a_character_is_refused(kind):
-    refuses("half a character, at position 3", tokenizer_of(kind).encode, "abc\ud800")
+    refuses("an unpaired surrogate, at position 3", tokenizer_of(kind).encode, "abc\ud800")
 
 
 @pytest.mark.parametrize("kind", KINDS)

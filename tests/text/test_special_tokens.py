@@ -141,7 +141,7 @@ def test_a_name_that_cannot_be_told_from_ordinary_text_is_refused(kind):
     named = "cannot be named .*: use two characters or more"
     for name in ("", "a", "é"):
         refuses(named, plain_of(kind).with_special, [name])
-    refuses("half a character", plain_of(kind).with_special, ["<\ud800>"])
+    refuses("an unpaired surrogate", plain_of(kind).with_special, ["<\ud800>"])
     with pytest.raises(TypeError, match="a special token"):
         plain_of(kind).with_special([3])
 

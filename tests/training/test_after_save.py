@@ -80,7 +80,7 @@ def test_a_command_that_fails_is_a_warning(tmp_path, capfd, command, message):
 def test_a_command_that_hangs_is_ended(tmp_path):
     hanging = python("import time; time.sleep(60)")
     (warning,) = saved(tmp_path, hanging, (1,), limit=0.2)
-    assert "was ended: it took over 0.2 seconds" in warning.warning
+    assert "was killed: it took over 0.2 seconds" in warning.warning
 
 
 def test_saves_do_not_wait_for_the_command(tmp_path):

@@ -73,7 +73,7 @@ def test_a_run_logs_its_joules_and_the_report_shows_them(counters, tmp_path, mon
     profile = json.loads((run.path / PROFILE).read_text())
     profile["memory"]["numpy"] = 3_000_000
     (run.path / PROFILE).write_text(json.dumps(profile))
-    assert "3 MB of them in arrays of NumPy" in report(run.path)
+    assert "3 MB of them in NumPy arrays" in report(run.path)
     for damaged in ({}, {"collections": ["x"]}, [], None, {**profile["memory"], "collecting": "x"}):
         (run.path / PROFILE).write_text(json.dumps({**profile, "memory": damaged}))
         assert "Garbage" not in report(run.path) and "Where the time went" in report(run.path)

@@ -448,7 +448,7 @@ def test_resume_auto_takes_the_newest_unfinished_run(tmp_path, text, cli, monkey
     monkeypatch.chdir(tmp_path)
     for name in ("older", "newer"):
         cli("train", text, SMALL, "--steps 20 --out", f"runs/{name}")
-    cli.refuses("runs holds no unfinished run", "train --resume auto")
+    cli.refuses("no unfinished run in runs", "train --resume auto")
     for name in (step_file(20), BEST):
         (tmp_path / "runs" / "older" / name).unlink()
     printed = cli("train --resume auto").out
@@ -460,7 +460,7 @@ def test_resume_refuses_other_flags_and_changed_texts(tmp_path, text, cli):
     cli("train", text, SMALL, "--steps 2 --out", out)
     for arguments, message in (
         (f"{out} --steps 2", "has trained 2 steps already; give more"),
-        (f"{out} --epochs 5", "is counted in steps: give steps"),
+        (f"{out} --epochs 5", "is set in steps: give steps"),
         (f"{out} --learning-rate 1", "takes all settings from the run"),
         (f"{out} --size nano", "takes all settings from the run"),
         (f"{out} --dry-run", "takes all settings from the run"),

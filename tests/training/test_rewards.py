@@ -330,7 +330,9 @@ def test_files_without_a_reward_are_refused(tmp_path, content, words):
 
 
 def test_a_name_that_is_no_reward_is_refused():
-    with pytest.raises(InputError, match="neither one of exact, contains, json, length nor a file"):
+    with pytest.raises(
+        InputError, match="neither one of exact, contains, json, length nor a Python file"
+    ):
         Judge("exakt", 5)
 
 

@@ -117,8 +117,8 @@ def test_the_command_line_says_in_a_line_that_threads_wait_and_that_they_no_long
     display.show(ThreadsRecord(120, 1, 2))
     display.show(ThreadsRecord(260, 2, 2))
     assert stream.getvalue().splitlines() == [
-        "step 120/500  training on 1 of 2 threads: more wait for each other",
-        "step 260/500  training on 2 threads again",
+        "step 120/500  using 1 of 2 threads: more would only wait for each other",
+        "step 260/500  using all 2 threads again",
     ]
 
 

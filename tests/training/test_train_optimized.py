@@ -88,7 +88,7 @@ def test_a_run_interrupted_before_its_first_checkpoint_does_not_resume_from_its_
     training = small_training()
     with pytest.raises(KeyboardInterrupt):
         training.train_optimized(8, on_record=interrupt, **settings)
-    with pytest.raises(InputError, match=r"before its first checkpoint .* build the model and its"):
+    with pytest.raises(InputError, match=r"before its first checkpoint .* build a new model"):
         training.train_optimized(8, resume=True, **settings)
     anew = small_training()
     anew.train_optimized(8, resume=True, **settings)

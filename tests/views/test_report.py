@@ -14,8 +14,9 @@ from smallmind import InputError, Run
 from smallmind.charts import svg
 from smallmind.charts.axis import format_tick, ticks
 from smallmind.charts.curve import Curve
-from smallmind.charts.figure import Figure, Line, Panel
+from smallmind.charts.figure import Figure, Line, Panel, losses_of
 from smallmind.files.lock import RunLock
+from smallmind.settings.rules import Choices
 from smallmind.views.report import report
 from tests.programs import CATS, edited, refuses
 from tests.runs import small
@@ -71,13 +72,13 @@ def copy(finished, tmp_path):
 def test_everything_about_a_run_is_on_the_page(finished):
     content = report(finished.path)
     page = Page(content)
-    titles = "What the model writes,Loss,How to use it,Course of the run,Evaluations"
-    titles += ",Where the time went,Health,Settings that differ from the defaults,Made with"
+    titles = "What the model writes,Loss,How to use it,Training curves,Evaluations"
+    titles += ",Where the time went,Health,Settings"
     assert re.findall("<h2>(.*?)</h2>", content) == titles.split(",")
     assert content.count('<div class="figure">') == 6
     assert "cats & dogs" in page.text and f"{finished.final.loss:.4f}" in page.text
     assert finished.sample.strip() in html.unescape(content)
-    assert "2 earlier ones" in page.text
+    assert "2 earlier samples" in page.text
     own = Counter()
     for row in json.loads((finished.path / "profile.json").read_text())["rows"]:
         own[row["path"][-1]] += row["own"]
@@ -93,18 +94,30 @@ def test_everything_about_a_run_is_on_the_page(finished):
     assert content.count('<tr style="font-weight: bold">') == 1
 
 
-def test_the_chart_of_the_loss_begins_with_the_untrained_model_and_uses_its_height(finished):
+def test_the_chart_of_the_loss_has_the_axes_of_plot_and_uses_its_height(finished):
     content = report(finished.path)
     first = finished.metrics().curve("loss").values[0]
     assert f"Before training the loss was {first:.2f};" in content
     drawn = re.search(r'<svg class="chart wide" viewBox="0 0 720 (\d+)"(.*?)</svg>', content)
     (mean,) = re.findall('<polyline class="curve c0" points="([^"]*)"', drawn[2])
     places = [tuple(map(float, point.split(","))) for point in mean.split()]
-    assert int(drawn[1]) > 300 and places[0][0] == svg.LEFT
-    # Half of the steps of a run are not at the right edge, and its last third reaches the bottom.
-    heights = [y for _, y in places]
+    figure = losses_of(*(finished.metrics().curve(name) for name in ("loss", "val_loss")))
+    assert all(f">{label}</text>" in drawn[2] for _, label in figure.x_ticks(5))
+    xs, heights = zip(*places, strict=True)
+    assert int(drawn[1]) > 300 and xs[0] > svg.LEFT and list(xs) == sorted(xs)
     assert heights[0] == pytest.approx(min(heights), abs=15)
     assert max(heights) - min(heights) > 0.75 * 300
+
+
+def test_settings_are_compared_with_the_nearest_recipe(finished):
+    settings = report(finished.path).partition("<h2>Settings</h2>")[2]
+    fold, _, rest = settings.partition("</details>")
+    assert re.search(r"<summary>\d+ differences from the recipe modern</summary>", fold)
+    usual = Choices({}, "modern").settings()
+    own = finished.settings.model.n_embd
+    assert own != usual.model.n_embd
+    row = f"n_embd</td><td[^>]*>{own}</td><td[^>]*>{usual.model.n_embd}</td>"
+    assert re.search(row, fold) and "n_embd" in rest and "vocab_size" not in fold
 
 
 def test_a_run_that_has_not_ended_says_how_to_go_on(finished, copy):

@@ -65,7 +65,7 @@ def test_runs_with_many_other_settings_have_a_table_of_these(runs, tmp_path):
     other = {"n_layer": 2, "n_embd": 64, "batch_size": 3, "block_size": 8, "optimizer": "adamw"}
     write(tmp_path / "other", *losses_to(0.5), schedule="constant", bias=False, **other)
     content = report_of_runs([runs[0], tmp_path / "other"])
-    differing = {row[0]: row[1:] for row in rows_of(content, "What differs")}
+    differing = {row[0]: row[1:] for row in rows_of(content, "Settings that differ")}
     assert differing["n_embd"] == ["64", "128"] and differing["bias"] == ["no", "yes"]
     assert rows_of(content, "Runs")[0][:3] == ["run", "seed", "final held-out loss"]
 

@@ -85,7 +85,7 @@ def test_a_question_that_is_too_long_is_refused_and_loses_nothing():
     model, tokenizer = speaker("Yes.")
     chat = Chat(model, tokenizer, temperature=0)
     chat.say("Who?")
-    refuses(r"the question has 3\d\d tokens, and the model sees 200", chat.say, "a" * 300)
+    refuses(r"the question has 3\d\d tokens and the context is 200", chat.say, "a" * 300)
     assert len(chat.turns) == 2
 
 
