@@ -1,4 +1,4 @@
-"""Lesson 11: right solutions of the exercises are accepted, and typical wrong ones refused."""
+"""Lesson 14: right solutions of the exercises are accepted, and typical wrong ones refused."""
 
 import re
 
@@ -8,7 +8,7 @@ from tests.lessons.judging import assert_judged, lesson
 
 
 def test_what_it_writes_by_hand_is_what_the_package_computes():
-    found = lesson(11)
+    found = lesson(14)
     assert abs(found.losses.mean() - found.value) < 1e-4 and found.apart < 1e-3
     asked = {question for question, _ in found.heard}
     assert len(found.heard) == 4 * found.GROUP and len(asked) == 4
@@ -37,7 +37,7 @@ def test_the_mean_of_the_others():
         (over_all, "the others have a mean of"),
         (lambda rewards: with_itself(rewards)[0], "the shape is (4,), not (2, 4)"),
     ]
-    assert_judged(lesson(11).check_leave_one_out, wrong, leave_one_out, scaled)
+    assert_judged(lesson(14).check_leave_one_out, wrong, leave_one_out, scaled)
 
 
 def test_a_margin_that_is_large_enough():
@@ -51,7 +51,7 @@ def test_a_margin_that_is_large_enough():
         (lambda m, beta: ipo(m, beta, factor=1), "per unit, not by"),
         (lambda m, beta: ipo(m, beta, factor=-2), "per unit, not by"),
     ]
-    assert_judged(lesson(11).check_ipo, wrong, ipo)
+    assert_judged(lesson(14).check_ipo, wrong, ipo)
 
 
 def test_a_reward_that_cannot_be_cheated():
@@ -74,7 +74,7 @@ def test_a_reward_that_cannot_be_cheated():
         (any_of_them, "it lists several numbers"),
         (lambda *_: None, "the function returns None"),
     ]
-    assert_judged(lesson(11).check_only_number, wrong, only_number)
+    assert_judged(lesson(14).check_only_number, wrong, only_number)
 
 
 def test_an_estimate_of_the_distance():
@@ -87,4 +87,4 @@ def test_an_estimate_of_the_distance():
         (lambda p, q: np.maximum(p - q, 0), "its mean over p is"),
         (lambda p, q: np.exp(p - q) - 1 - p + q, "its mean over p is"),
     ]
-    assert_judged(lesson(11).check_distance, wrong, distance)
+    assert_judged(lesson(14).check_distance, wrong, distance)
