@@ -1,8 +1,8 @@
 # %% [markdown]
 # # How fast is fast
 #
-# "My code takes 30 milliseconds" says nothing until you know what the machine could have done
-# meanwhile. After this lesson you can
+# "My code takes 30 milliseconds" says nothing until you know what the machine could have done in
+# that time. After this lesson you can
 #
 # - say, from the shapes alone, whether a kernel is limited by arithmetic or by memory;
 # - measure both limits of your own machine;

@@ -457,7 +457,7 @@ def check_scaled_step(candidate):
     def step(gradient, scale, max_norm=10.0):
         scaler = smallmind.LossScaler(scale)
         given = np.array(gradient, np.float32)
-        with np.errstate(invalid="ignore"):  # inf * 0 is no reason for a warning here
+        with np.errstate(invalid="ignore"):  # inf * 0 must not warn here
             found = candidate(weights.copy(), given, scaler, 0.5, max_norm)
         return np.asarray(found), scaler
 

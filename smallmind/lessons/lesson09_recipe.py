@@ -282,7 +282,7 @@ for name, other_parts, other_rule in without:
 
 # %% [markdown]
 # Compare the two lists. A change is not good or bad by itself: it depends on what else is there.
-# SwiGLU raised the loss in so few steps of AdamW, and lowers it now that Muon trains its matrices.
+# SwiGLU raised the loss with AdamW, and lowers it now that Muon trains its matrices.
 # Tried alone on top of the old recipe, it would have been rejected. (Squared ReLU, from So et al.
 # 2021, is simpler, has no gate, and does about as well here.)
 #

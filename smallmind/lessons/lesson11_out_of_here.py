@@ -631,6 +631,6 @@ FOLDER.cleanup()
 #
 # ## What you can do now
 #
-# You can move a model into and out of the programs that everybody uses, and read their files when
+# You can move a model into and out of the programs that everyone uses, and read their files when
 # something does not fit; before, a model was tied to what had made it. Next: lesson 12, *Adapting a
 # model*, including one that you have just imported.
