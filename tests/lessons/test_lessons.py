@@ -2,10 +2,13 @@
 
 import json
 import re
+import sys
+from types import SimpleNamespace
 
 import nbformat
 import pytest
 
+from smallmind.charts.figure import lines
 from smallmind.lessons import (
     before,
     cells,
@@ -18,6 +21,7 @@ from smallmind.lessons import (
     summary,
     title,
 )
+from smallmind.lessons.pictures import draw
 from tests.exchange.weights import SMOLLM2, real
 from tests.lessons.judging import RUN, SHORTENED, shortened
 from tests.programs import output_of
@@ -155,3 +159,17 @@ def test_exercises_are_judged():
     assert judge(untried) == "not tried yet"
     assert judge(wrong) == "not right yet: 1 is not 2"
     assert judge(lambda: None) == "solved"
+
+
+def test_a_picture_is_a_file_and_a_notebook_shows_it(tmp_path, monkeypatch, capsys):
+    shown = []
+    notebook_of = {"get_ipython": lambda: True, "display": SimpleNamespace(display=shown.append)}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(**notebook_of))
+    draw("waves", lines("waves", {"a": [1.0, 2.0]}, [0, 1]))
+    svg = (tmp_path / "waves.svg").read_text(encoding="utf-8")
+    assert svg.startswith("<svg") and [svg] == shown and hasattr(shown[0], "_repr_svg_")
+    assert "waves.svg" in capsys.readouterr().out
+    monkeypatch.delitem(sys.modules, "IPython")
+    draw("again", shown[0])
+    assert (tmp_path / "again.svg").read_text(encoding="utf-8") == svg and len(shown) == 1
