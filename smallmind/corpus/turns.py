@@ -300,9 +300,11 @@ class Turns:
             turns = self._history(record, shape, where) + self._asked(record, shape, where)
         label = LABEL if self._reading.preferences == LABELS else ""  # which `_labelled` reads
         marks = [name for name in shape.marks if name.casefold() != label]
-        said = [self._says_learned(record, name, where, False) for name in marks]
-        if not all(said):
+        marks = [name for name in marks if not self._says_learned(record, name, where, False)]
+        if marks:
             turns = [turn._replace(learned=turn.role != ASSISTANT) for turn in turns]
+        if LABEL in map(str.casefold, marks):
+            self._reading.note("left out what --loss kto would learn as answers to avoid")
         texts = [self._text(record.get(name), name, where) for name in shape.system]
         first = "\n\n".join(text for text in dict.fromkeys(texts) if text.strip())
         if first and not (turns and turns[0].role == SYSTEM):

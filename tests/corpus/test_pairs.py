@@ -148,7 +148,11 @@ def test_answers_with_labels_are_read_for_kto(tmp_path):
     path = written(tmp_path / "labels.jsonl", lines(*records))
     found = conversations(Corpus(path, preferences=LABELS))
     assert found == [READ[:2], [READ[0], READ[2]]]
-    assert conversations(path) == [READ[:2]]  # what is to be avoided is left out
+    plain = Corpus(path)
+    assert conversations(plain) == [READ[:2]]
+    assert (
+        "left out what --loss kto would learn as answers to avoid in 1 file" in plain.report.notes
+    )
     pairs = written(tmp_path / "pairs.jsonl", lines(GOOD))
     assert conversations(Corpus(pairs, preferences=LABELS)) == [READ]
 
