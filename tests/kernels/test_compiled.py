@@ -17,7 +17,7 @@ from tests.guards import Guarded
 
 SEED = 11
 
-SIZES = (1, 2, 3, 5, 63, 64, 65, 127, 129)
+SIZES = (1, 3, 5, 63, 65, 129)  # test_sweep has all others
 KEY = (0xABCD1234 << 32) + 0x9876FEDC
 # Half a unit in the last place, relative.
 ROUNDING = {np.dtype(np.float32): 0, np.dtype(FLOAT16): 2.0**-11, np.dtype(BFLOAT16): 2.0**-8}
@@ -205,7 +205,7 @@ def test_sum_of_squares_matches_the_reference(random, n):
         assert compiled.sum_of_squares(scaled) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("V", [1, 2, 5, 16, 63, 65, 129, 1000])
+@pytest.mark.parametrize("V", [1, 5, 65, 1000])
 @pytest.mark.parametrize("R", [1, 3, 65])
 def test_cross_entropy_matches_the_reference(random, R, V):
     logits, targets = 5 * normal(random, R, V), random.integers(0, V, R).astype(np.int32)
@@ -247,7 +247,7 @@ def test_cross_entropy_is_exact_for_logits_of_very_different_sizes(logits):
     assert_close(pairs[:2])
 
 
-@pytest.mark.parametrize("V", [1, 2, 5, 16, 63, 65, 129, 1000])
+@pytest.mark.parametrize("V", [1, 5, 65, 1000])
 @pytest.mark.parametrize("R", [1, 3, 65])
 def test_distillation_matches_the_reference(random, R, V):
     targets = random.integers(0, V, R).astype(np.int32)

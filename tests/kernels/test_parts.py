@@ -11,7 +11,7 @@ from tests.kernels.test_compiled import assert_close, normal, run_both
 
 SEED = 5
 
-HEADS = [*itertools.product((1, 3, 65), (1, 2, 5), (1, 3, 5, 16, 33))]
+HEADS = [*itertools.product((1, 65), (1, 5), (1, 3, 16, 33))]  # test_sweep has other sizes
 
 
 @pytest.mark.parametrize(("R", "H", "D"), HEADS)
