@@ -391,7 +391,7 @@ MESSAGES = [
     ([{"role": "user"}], "must be a string"),
     ([{"role": "user", "content": [{"type": "image_url"}]}], "parts of text only"),
     (["x"], "must be an object"),
-    ([{"role": "user", "content": "fox " * 100}], "make it shorter"),
+    ([{"role": "user", "content": "fox " * 100}], "shorten it"),
 ]
 
 
