@@ -240,10 +240,13 @@ def dropout_and_width(choices: Choices, facts: Facts) -> Fields:
     return _unless_chosen(kept, choices.chosen)
 
 
+WIDE_CHANNELS = 256  # channels from which a model that the run starts from is tuned with AdamW
 # Measured, see "Conversations" in bench/LOG.md: fewer of them are read more often, and drop more.
 SEEN_CONVERSATIONS = 10_000  # repeated ones included
 SEEN_TUNING = 3_000  # likewise, by a model that has learned the language before
 FEWEST_EPOCHS, MOST_EPOCHS = 2, 20
+# Likewise, by a wide model, which knows them by heart soon: see "Real weights" in bench/LOG.md.
+SEEN_ADAPTING, MOST_ADAPTING = 1_000, 3
 FEW_CONVERSATIONS, CHAT_DROPOUT = 10_000, 0.1
 CHAT_PATIENCE = 3  # evaluations without a lower loss on held-out answers
 USUAL_WINDOW = 256  # tokens, where the lengths of conversations are not known
@@ -273,8 +276,12 @@ def conversations(choices: Choices, facts: Facts) -> Fields:
     tokens = UPDATE_TOKENS if count < FEW_CONVERSATIONS else LONG_UPDATE_TOKENS
     fields["batch_size"] = max(1, round(tokens / (chosen.get("block_size") or window)))
     if not any(chosen.get(name) for name in ALTERNATIVES["length of the run"]):
-        epochs = round((SEEN_TUNING if start else SEEN_CONVERSATIONS) / max(1, count))
-        fields["epochs"] = min(MOST_EPOCHS, max(FEWEST_EPOCHS, epochs))
+        seen, fewest, most = SEEN_CONVERSATIONS, FEWEST_EPOCHS, MOST_EPOCHS
+        if start:
+            is_wide = start.n_embd >= WIDE_CHANNELS
+            seen, most = (SEEN_ADAPTING, MOST_ADAPTING) if is_wide else (SEEN_TUNING, most)
+            fewest = 1 if is_wide else fewest
+        fields["epochs"] = min(most, max(fewest, round(seen / max(1, count))))
     if count < FEW_CONVERSATIONS and not start:
         fields["dropout"] = CHAT_DROPOUT
     return _unless_chosen(fields, chosen)
@@ -335,9 +342,6 @@ def model_for_minutes(choices: Choices, facts: Facts) -> Fields:
         return {}
     fields = facts.forecast(choices)
     return {name: fields[name] for name in SHAPE_FIELDS} if recipe == CHAT_RECIPE else fields
-
-
-WIDE_CHANNELS = 256  # channels from which a model is tuned with AdamW
 
 
 def tuned_with_adamw(choices: Choices, _: Facts) -> Fields:
