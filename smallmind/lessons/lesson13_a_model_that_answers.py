@@ -283,4 +283,5 @@ print("Exercise 3:", judge(lambda: check_update_loss(update_loss)))
 # ## What you can do now
 #
 # You have a model that answers questions, and a number that says how often it is right; before, it
-# only continued what you wrote. Next: lesson 14, in which nobody tells it the answer.
+# only continued what you wrote. Next: lesson 14, *Learning from what is better*, in which nobody
+# tells it the answer.

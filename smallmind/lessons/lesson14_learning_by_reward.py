@@ -9,8 +9,8 @@
 #   and see that `smallmind train --reward` and `--loss dpo` compute the same numbers;
 # - train with both, and tell what each of them can teach, and what neither can.
 #
-# **Before:** lesson 13, for answers and their loss. **Time:** 60 minutes; the code runs for two
-# minutes.
+# **Before:** lesson 1, for losses and sampling; lesson 13, for questions and answers. **Time:** 80
+# minutes; the code runs for 2 minutes.
 
 # %%
 import json
@@ -22,8 +22,7 @@ import numpy as np
 
 import smallmind
 from smallmind.charts.figure import lines
-from smallmind.lessons import judge
-from smallmind.lessons.pictures import draw
+from smallmind.lessons import judge, pictures
 from smallmind.losses.preferences import encode_pairs
 from smallmind.losses.question_data import QuestionsDataset
 from smallmind.losses.rewards import Rewards, advantages_of, grpo
@@ -31,7 +30,7 @@ from smallmind.training.records import LossRecord
 
 FOLDER = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 HERE = Path(FOLDER.name)
-rng = np.random.default_rng(1)
+draw = np.random.default_rng(1)
 
 # %% [markdown]
 # ## 1. From a reward to a gradient
@@ -67,7 +66,7 @@ def write(model, asked):
     for _ in range(LONG):
         logits = model.decode(last, cache)
         # The largest sum of a logit and Gumbel noise is a sample of the softmax.
-        last = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1).astype(np.int32)[:, None]
+        last = (logits + draw.gumbel(size=logits.shape)).argmax(axis=1).astype(np.int32)[:, None]
         written.append(last)
     return np.concatenate(written, axis=1)
 
@@ -82,7 +81,7 @@ def add_gradient(model, asked, written, weights):
 
 def tried(model, count=32):
     """Questions, answers and rewards of `count` questions, each of them asked GROUP times."""
-    asked = np.stack([letters.encode(q) for q in rng.choice(questions, count)]).repeat(GROUP, 0)
+    asked = np.stack([letters.encode(q) for q in draw.choice(questions, count)]).repeat(GROUP, 0)
     written = write(model, asked)
     texts = zip(map(letters.decode, asked), map(letters.decode, written), strict=True)
     return asked, written, np.array([reward(*pair) for pair in texts])
@@ -152,10 +151,10 @@ def group_loss(logp, old, advantages, clip=0.2):
     return -np.minimum(free, clipped), np.where(free <= clipped, -free, 0.0)
 
 
-earned = rng.random((4, GROUP))
+earned = draw.random((4, GROUP))
 assert np.allclose(group_advantages(earned), advantages_of(earned))
-old, changed = rng.normal(-2, 1, 1000), rng.normal(0, 0.3, 1000)
-A = group_advantages(rng.random((1, 1000))).reshape(-1)
+old, changed = draw.normal(-2, 1, 1000), draw.normal(0, 0.3, 1000)
+A = group_advantages(draw.random((1, 1000))).reshape(-1)
 losses, dlogp = group_loss(old + changed, old, A)
 package = grpo(old + changed, old, None, A, clip=0.2, beta=0.0)
 assert np.allclose(losses, package.losses) and np.allclose(dlogp, package.dlogp)
@@ -254,7 +253,7 @@ imitated = judged(model)
 # ## 4. What `--loss dpo` computes
 #
 # Often nobody can say what an answer is worth, but people can say which of two is better. DPO
-# (Rafailov et al. 2023) learns from such pairs, and the model writes no answers meanwhile:
+# (Rafailov et al. 2023) learns from such pairs, for which the model writes no answers:
 #
 # loss = -log sigmoid(margin)
 #
@@ -344,15 +343,16 @@ adding = smallmind.Run.create(
     log_every=max(1, REWARD_STEPS // 10),
     val_every=0,
 )
-steps, shares = [], {"answers that are right": [], "groups that teach": []}
+steps: list[int] = []
+shares: dict[str, list[float]] = {"answers that are right": [], "groups that teach": []}
 for record in adding.train():
     if isinstance(record, LossRecord) and "teaching" in record.numbers:
         right, teaching = record.numbers["sampled_reward"], record.numbers["teaching"]
         print(f"step {record.step:3}: {right:.0%} of answers right, {teaching:.0%} of groups teach")
         steps.append(record.step)
-        for share, values in zip((right, teaching), shares.values(), strict=True):
-            values.append(share)
-draw("lesson14_rewards", lines("Learning by reward", shares, steps, y_name="share"))
+        for share, now in zip(shares.values(), (right, teaching), strict=True):
+            share.append(now)
+pictures.draw("lesson14_rewards", lines("Shares while it learns from rewards", shares, steps))
 rewarded = judged(adding.load()[0])
 print(
     f"Right: {imitated:.0%} by imitation, {preferred:.0%} with pairs, {rewarded:.0%} with rewards"
@@ -498,6 +498,9 @@ def check_distance(candidate):
 
 print("Exercise 4:", judge(lambda: check_distance(distance)))
 
+# %%
+FOLDER.cleanup()
+
 # %% [markdown]
 # ## Try it
 #
@@ -518,7 +521,6 @@ print("Exercise 4:", judge(lambda: check_distance(distance)))
 #
 # ## What you can do now
 #
-# You have a model that adds, and nobody has shown it most of the sums: a reward is enough where
-# right answers can be told from wrong ones; pairs are, where people can only compare. This was the
-# last lesson. `smallmind guide adapting` does the same with models that others have published, and
-# `smallmind lessons writing_a_layer` adds a part of your own.
+# You have a model that adds, and nobody has told it how; before, you could only teach what you
+# could write down. Next: the page *Write a layer of your own*
+# (`smallmind lessons writing_a_layer`).

@@ -26,9 +26,9 @@ def verdicts_on(name, written):
 
 
 def test_a_page_has_two_to_four_exercises_in_order():
-    for found in FOUND.values():
+    for name, found in FOUND.items():
         assert [each.number for each in found] == list(range(1, len(found) + 1))
-        assert 2 <= len(found) <= 4
+        assert 2 <= len(found) <= 4, name
 
 
 @pytest.mark.filterwarnings("ignore:Implicitly cleaning up")  # what a page removes at its end

@@ -35,11 +35,7 @@ def test_lessons_are_numbered_and_have_titles():
     ]
 
 
-INCOMPLETE = [path for path in pages() if path.stem == "lesson14_learning_by_reward"]
 EVERY = pytest.mark.parametrize("path", pages(), ids=short_name)
-COMPLETE = pytest.mark.parametrize(
-    "path", [path for path in pages() if path not in INCOMPLETE], ids=short_name
-)
 
 
 @EVERY
@@ -49,7 +45,7 @@ def test_a_page_has_a_title_and_a_line_on_what_it_is_about(path):
     assert summary(path)[-1] in ".:" and len(summary(path)) < 300 and "\n" not in summary(path)
 
 
-@COMPLETE
+@EVERY
 def test_a_page_says_what_comes_before_and_how_long_it_takes(path):
     assert 10 <= minutes(path) <= 120
     earlier = [short_name(page) for page in pages()[: pages().index(path)]]
@@ -57,7 +53,7 @@ def test_a_page_says_what_comes_before_and_how_long_it_takes(path):
     assert before(path) and set(numbers) <= set(earlier)
 
 
-@COMPLETE
+@EVERY
 def test_a_page_draws_a_picture_and_ends_with_what_one_can_do_and_the_next(path):
     source = path.read_text(encoding="utf-8")
     assert len(set(re.findall(r'\bdraw\(\s*"(\w+)"', source))) == source.count("draw(") > 0
@@ -66,10 +62,10 @@ def test_a_page_draws_a_picture_and_ends_with_what_one_can_do_and_the_next(path)
     assert 0 < len(end) < 500 and "Next: " in end
     if following and short_name(following[0]).isdigit():
         words = f"Next: lesson {short_name(following[0])}"
-        assert words in end and (title(following[0]) in end or following[0] in INCOMPLETE)
+        assert words in end and title(following[0]) in end
 
 
-@COMPLETE
+@EVERY
 def test_the_page_for_teachers_has_its_minutes(path):
     table = (PACKAGE / "guide" / "teachers.md").read_text(encoding="utf-8").replace("`", "")
     (row,) = (line for line in table.split("\n") if line.startswith(f"| {short_name(path)} |"))

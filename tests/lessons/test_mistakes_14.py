@@ -1,4 +1,4 @@
-"""Lesson 14: right solutions of the exercises are accepted, and typical wrong ones refused."""
+"""Lesson 14: typical wrong solutions of the exercises are refused, and right ones are not."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Solutions of the lesson on rewards and pairs."""
+"""Solutions of "Learning from what is better"."""
 
 import re
 
