@@ -18,7 +18,6 @@ from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.description import ADDED, described
 from smallmind.kernels.timing import Contestant, take_in_turn
 
-
 # Products of integers multiply so many bytes where a multiply-add has one number.
 BYTES_PER_LANE = 4
 
