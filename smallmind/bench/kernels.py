@@ -18,6 +18,9 @@ from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.description import ADDED, described
 from smallmind.kernels.timing import Contestant, take_in_turn
 
+# Products of integers multiply so many bytes where a multiply-add has one number.
+BYTES_PER_LANE = 4
+
 
 def measure(row: str, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     """Checks one call and times it together with its peers and limits. Units: seconds, 1/s.
@@ -46,6 +49,8 @@ def measure(row: str, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     rate = None
     if operations:
         rate = peak() / times["multiply-add"].minimum
+        if case.arguments.get("by_rows") and kind in cases.QUANTISED:
+            rate *= BYTES_PER_LANE
         floors["arithmetic"] = operations / rate
     bound = max(floors, key=lambda name: floors[name])
     return {
