@@ -107,7 +107,7 @@ def test_the_command_line_makes_a_run_longer(path, cli):
     printed = cli("train --resume", path).out
     assert "To train longer: smallmind train" in printed and "--steps 12" in printed
     printed = cli("train --resume", path, "--steps 9").flat
-    assert "Resuming after step 6, with the learning rate of a run of 9" in printed
+    assert "Resuming after step 6, with the learning rate schedule of a run of 9" in printed
     assert "step 9/9" in printed
     assert Run.open(path).is_finished
 

@@ -115,7 +115,7 @@ def test_a_base_that_is_gone_or_another_is_named(base, adapted, tmp_path):
     shutil.copy(run.path / "model.safetensors", adapter)
     expected = run.load()[0].flat.data
     moved.rename(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match=r"moved, which does not exist; name .* --adapter"):
+    with pytest.raises(InputError, match=r"moved, which does not exist; give .* --adapter"):
         smallmind.load(adapter)
     with pytest.raises(InputError, match="does not exist"):
         Run.open(run.path).load(4)

@@ -163,9 +163,9 @@ def test_what_cannot_be_planned_is_refused(tmp_path):
     refuses("recipe='foo' must be one of", Planner, Choices({}, "foo"), TEXT, tmp_path)
     for given in ({"teacher": "x"}, {"target_loss": 2.0}, {"freeze": "head"}, {"chat": True}):
         name = next(iter(given)).replace("_", "-")
-        refuses(f"without --{name}", Planner, Choices(given, "modern"), TEXT, tmp_path)
+        refuses(f"do not support --{name}", Planner, Choices(given, "modern"), TEXT, tmp_path)
     plateau = Choices({"schedule": "plateau"}, "modern")
-    refuses("without --schedule plateau", Planner, plateau, TEXT, tmp_path)
+    refuses("do not support --schedule plateau", Planner, plateau, TEXT, tmp_path)
 
 
 def test_the_time_of_another_machine_does_not_count(tried, monkeypatch):
