@@ -156,8 +156,8 @@ TWO = [*TOOLS, {"type": "function", "function": {"name": "weather", "parameters"
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
-        ("required", {"fox", "weather"}),
-        ({"type": "function", "function": {"name": "weather"}}, {"weather"}),
+        ("required", ("fox", "weather")),
+        ({"type": "function", "function": {"name": "weather"}}, ("weather",)),
     ],
     ids=str,
 )
