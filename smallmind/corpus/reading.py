@@ -78,7 +78,7 @@ class Report:
 
     def leaving_out(self, thoughts: int) -> "Report":
         """Adds the note that a chat template cannot write these thoughts, if there are any."""
-        note = f"Left out: {count_of(thoughts, 'thought')}, that the chat template cannot render"
+        note = f"Left out: {count_of(thoughts, 'thought')}, which the chat template cannot render"
         return self.noting(note) if thoughts else self
 
     def noting(self, note: str) -> "Report":

@@ -363,7 +363,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(client, monkeypa
         client.post("/api/inspect", json={"model": "text", "text": text}),
     ]
     for answer in answers:
-        refused(answer, " characters; the limit is 1,048,576 ")
+        refused(answer, " characters; the limit is 1,048,576")
 
 
 def test_a_body_of_too_many_values_is_refused_before_it_is_read(client, monkeypatch):

@@ -319,7 +319,7 @@ def test_thoughts_that_a_template_cannot_write_are_counted():
         source.marked(carrying(template))
         assert len(source.report.notes) == notes
         assert notes == 1 or source.report.notes[1] == (
-            "Left out: 2 thoughts, which the chat template cannot write"
+            "Left out: 2 thoughts, which the chat template cannot render"
         )
 
 
@@ -374,7 +374,7 @@ def test_thoughts_left_out_are_counted_in_prepared_conversations(
     killed_while_encoding(tmp_path, monkeypatch, template)
     shards = prepare(Corpus([tmp_path / "a.jsonl"]), tmp_path / "tokens", encoding(template))
     report = TokensOnDisk.of_shards(shards).report
-    note = "Left out: 6 thoughts, which the chat template cannot write"
+    note = "Left out: 6 thoughts, which the chat template cannot render"
     assert report.notes.count(note) == count
     assert "Read: 6 thoughts before an answer" in report.notes
     in_memory = read_source(tmp_path / "a.jsonl")
