@@ -237,4 +237,4 @@ def test_objects_print_what_they_are():
     assert repr(training()) == f"<Training: step 0 of 2,000 on {data!r}>"
     assert repr(AdamW(MODEL)).startswith("<AdamW: learning_rate=0.001, betas=(0.9, 0.99), ")
     assert repr(LossScaler()) == "<LossScaler: 65536, 0 steps without an overflow>"
-    assert "from 1 layers of 8, alpha=0.5, temperature=2" in repr(Distillation(MODEL))
+    assert "from 1 layer of 8, alpha=0.5, temperature=2" in repr(Distillation(MODEL))

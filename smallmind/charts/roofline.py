@@ -10,9 +10,9 @@ from smallmind.console.table import escape
 
 TITLE = "Roofline of kernels"
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 66, 110, 24, 46
-FEW_POINTS, MORE = 15, 8  # above so many the picture is higher, by so much for each
+FEW_POINTS, MORE = 15, 12  # above so many the picture is higher, by so much for each
 LETTER, LINE = 6.6, 14  # the width of a letter of a name, and the height of a line
-STEPS = 400  # places along the height at which a name may stand
+STEPS = 2000  # places above and below a point at which its name may stand
 
 
 class Point(NamedTuple):

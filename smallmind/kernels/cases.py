@@ -4,6 +4,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -109,12 +110,11 @@ def intensity(name: str) -> float:
     return case.exact(count=True)[1] / (read + written + 2 * both)
 
 
-class Maker:
+class Maker(SimpleNamespace):
     """Gives a function that makes an argument the sizes of axes and the arrays, by name."""
 
     def __init__(self, sizes: dict[str, int], seed: int) -> None:
-        self.__dict__.update(sizes)
-        self.random = np.random.default_rng(seed)
+        super().__init__(**sizes, random=np.random.default_rng(seed))
 
     def some_of(self, n: int, count: int) -> np.ndarray:
         """Returns so many different numbers below n, in any order."""

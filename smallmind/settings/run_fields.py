@@ -46,6 +46,7 @@ class RunFields(TypedDict, total=False):
     # training
     steps: int
     epochs: int
+    sampling: str
     lengths: str | None
     learning_rate: float
     min_lr: float | None

@@ -104,7 +104,7 @@ def test_scores_are_below_the_losses_if_they_fit(monkeypatch, columns, token, in
     display.show(EvaluationRecord(30_000, 3.0, 3.25, 9.0, 3.0, 3.0, 0.5))
     scores = next(line for line in terminal.lines() if "bits/char" in line)
     assert scores.index("3.000 bits/char") == indent
-    assert columns < 80 or scores.endswith("right 50.0%")
+    assert columns < 80 or scores.endswith("accuracy 50.0%")
 
 
 def test_nothing_remains_of_a_line_when_the_terminal_is_resized(monkeypatch):

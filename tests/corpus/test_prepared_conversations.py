@@ -174,7 +174,9 @@ def test_a_conversation_that_changes_meanwhile_is_refused(folder, tmp_path, monk
         return fitted(*arguments)
 
     monkeypatch.setattr(preparation, "_fitted", changing)
-    with pytest.raises(InputError, match=r"the texts have changed since .* remove it to begin"):
+    with pytest.raises(
+        InputError, match=r"the texts have changed since .* remove it to start over"
+    ):
         on_disk([folder], tmp_path / "shards", tokenizer="byte")
 
 

@@ -9,7 +9,7 @@ from smallmind.kernels.number_types import round_to
 from smallmind.nn import recorded_passes
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Dataset
-from smallmind.text.samplers import RandomWindows
+from smallmind.text.samplers import ShuffledWindows
 from smallmind.training.checkpoint import BEST, CHECKPOINTS, load, newest, verify
 from tests.faults.disk import Quick
 from tests.faults.runs import outcome, status, train
@@ -34,7 +34,7 @@ def gradient(patch, value):
 
 
 def data(patch, value):
-    original = RandomWindows.starts
+    original = ShuffledWindows.starts
     numbers = []
 
     def starts(sampler, number):
@@ -49,7 +49,7 @@ def data(patch, value):
             batch.ids[0, 0] = 2**31 - 1 if value > 0 else -1
         return batch
 
-    patch.setattr(RandomWindows, "starts", starts)
+    patch.setattr(ShuffledWindows, "starts", starts)
     patch.setattr(Dataset, "windows", windows)
 
 

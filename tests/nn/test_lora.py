@@ -170,7 +170,7 @@ def test_matrices_have_an_adapter_each_where_other_programs_keep_them_apart():
 def test_parts_without_an_adapter_have_none():
     model = new_model(Adapter(2, 4.0, on=("mlp",)))
     assert not any("attention" in name for name in model.gradients)
-    with pytest.raises(InputError, match="head is the embedding"):
+    with pytest.raises(InputError, match="shares the embedding's matrix"):
         new_model(Adapter(2, 4.0, on=("head",)))
 
 

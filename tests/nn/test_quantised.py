@@ -144,7 +144,9 @@ def test_decoding_is_close_to_a_pass_over_the_whole_text(name, backend, precisio
 def test_a_model_without_anything_frozen_is_refused():
     model = made("Llama", freeze=None)
     for precision in BLOCKS:
-        with pytest.raises(InputError, match=r"not trained.*to run a model.*--lora-rank.*--freeze"):
+        with pytest.raises(
+            InputError, match=r"only for frozen weights.*to run a model.*--lora-rank.*--freeze"
+        ):
             model.use_precision(precision)
     assert model.precision == Precision.FLOAT32
 

@@ -97,7 +97,7 @@ def test_rounding_does_nothing_to_a_single_shard_and_little_to_several():
 def test_the_masks_of_shards_are_those_of_the_whole_batch():
     """Seen in losses, of which each depends on the masks of its window only."""
     training = new_training(dropout=0.5)
-    model, sampler = training.model, make_sampler(training.data, 0, 1)
+    model, sampler = training.model, make_sampler(training.data, TrainingConfig())
     batch = draw(sampler, 0)
     for micro_batch_size in (None, 3):
         model.micro_batch_size = micro_batch_size

@@ -366,7 +366,7 @@ def test_a_signal_to_another_rank_interrupts_the_run_which_resumes_on_ranks(
     program = ["-m", "tests.parallel.disturbed", "--", "train", "--resume", tmp_path / "run"]
     code, printed, errors = run(launcher.command((2, [*program, *ONE_THREAD])))
     assert code == 0, errors
-    assert "2, each 4 of 8 data shards" in printed
+    assert "2, each with 4 of 8 data shards" in printed
     assert outcome(tmp_path / "run") == whole
 
 
@@ -438,5 +438,5 @@ def test_a_run_by_minutes_ends_on_ranks(tmp_path, capsys):
     """Sooner than after the minutes, which would memorise so short a text: on any machine."""
     places = write_text(tmp_path), "--out", tmp_path / "run"
     assert in_process.status(2, "train", *places, *MINUTES, "--data-shards", 8) == 0
-    assert re.search(r"[\d,]+ steps of", capsys.readouterr().out)
+    assert re.search(r"[\d,]+ steps fit in", capsys.readouterr().out)
     assert (tmp_path / "run" / "samples.txt").exists()

@@ -217,7 +217,7 @@ def test_by_default_there_are_eight_shards_at_any_number_of_ranks(few, tmp_path)
     program = "-m", "tests.parallel.disturbed", "--", *words, "--out", eight
     code, printed, errors = run(LAUNCHERS[0].command((3, program)))
     assert code == 0, errors
-    assert "3, each 2 or 3 of 8 data shards" in printed
+    assert "3, each with 2 or 3 of 8 data shards" in printed
     assert outcome(eight) == outcome(few[2]["gpt2"]) != outcome(whole)
 
 

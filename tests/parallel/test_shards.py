@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smallmind.parallel.shards import Node, ShardSampler, TreeSum, bounds, left_over, own_shards
+from smallmind.settings.config import TrainingConfig
 from smallmind.text.dataset import Dataset
 from smallmind.text.samplers import draw, make_sampler
 
@@ -102,7 +103,7 @@ def test_shards_have_the_windows_of_the_whole_batch(
 ):
     shards, ranks = shards_ranks
     data = Dataset(np.arange(tokens, dtype=np.int32), 5, batch_size, 7)
-    whole = make_sampler(data, epochs, batches)
+    whole = make_sampler(data, TrainingConfig(epochs=epochs, grad_accum_steps=batches))
     parts = [ShardSampler(whole, shards, own_shards(r, ranks, shards)) for r in range(ranks)]
     assert all(part.windows_in_step(step) == whole.windows_in_step(step) for part in parts)
     for number in range((step - 1) * batches, step * batches):

@@ -34,14 +34,14 @@ def weights(run):
 
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory):
-    run = create(tmp_path_factory.mktemp("masked") / "run", mask_documents=True)
+    run = create(tmp_path_factory.mktemp("masked") / "run", mask_documents=True, sampling="random")
     run.train()
     return run
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    run = create(tmp_path_factory.mktemp("whole") / "run")
+    run = create(tmp_path_factory.mktemp("whole") / "run", sampling="random")
     run.train()
     return run
 

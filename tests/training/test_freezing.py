@@ -224,7 +224,7 @@ def test_what_is_frozen_begins_with_the_values_of_the_seed(tmp_path, precision):
 
 @pytest.mark.parametrize("precision", ["q8_0", "q4_0"])
 def test_a_run_that_trains_all_weights_has_no_blocks(tmp_path, precision):
-    with pytest.raises(InputError, match=f"precision='{precision}' is for weights that are not"):
+    with pytest.raises(InputError, match=f"precision='{precision}' is only for frozen weights"):
         Run.create(text=CATS, out=tmp_path / "run", **SMALL, precision=precision)
     assert not (tmp_path / "run").exists()
 
