@@ -183,11 +183,11 @@ def test_an_interrupted_step_shows_what_it_has(monkeypatch, capsys):
     monkeypatch.setattr(step, "Worker", partial(Answering, answers=answers))
     quiet = {"others": 0, "multiply_add_per_second_on_one": 1, "multiply_add_per_second": 1}
     monkeypatch.setattr(machine, "answer_of", lambda *_, **__: [{"threads": 1}, quiet])
-    flags = ["--shapes", "2x8x16x2x2,2x9x16x2x2", "--peers", "torch", "--threads", "1"]
+    flags = ["--shapes", "2x8x16x2x2,2x9x16x2x2", "--peers", "ours bfloat16", "--threads", "1"]
     (record,) = command.measure(parse(["step", *flags]), "step")
-    assert record["is_interrupted"] and list(record["contestants"]) == ["ours", "torch"]
+    assert record["is_interrupted"] and list(record["contestants"]) == ["ours", "ours bfloat16"]
     printed = capsys.readouterr().out
-    assert "best ms" in printed and "torch" in printed and "Interrupted" in printed
+    assert "best ms" in printed and "ours bfloat16" in printed and "Interrupted" in printed
 
 
 def test_a_busy_machine_is_named():
