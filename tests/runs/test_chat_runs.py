@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import smallmind
-from smallmind import Chat, InputError, Run, Tokenizer, TransformerModel
+from smallmind import Chat, InputError, ModelConfig, Run, Tokenizer, TransformerModel
 from smallmind.cli import main
 from smallmind.forecast import pace
 from smallmind.runs.source import TOKENS
 from smallmind.runs.verification import fingerprint
 from smallmind.settings.presets import ARCHITECTURES
+from smallmind.settings.rules import Choices, Facts
 from smallmind.text.chat import MARK_KINDS, Turn
 from smallmind.text.conversations import PackedDataset
 from smallmind.text.packing import pack
@@ -220,6 +221,21 @@ def test_the_recipe_follows_from_the_conversations(file, tmp_path):
         text=file, out=tmp_path / "plain", recipe="modern", n_layer=1, n_embd=32, n_head=2
     )
     assert plain.settings.training.steps == 1500 and plain.settings.run.chat is True
+
+
+@pytest.mark.parametrize(
+    ("channels", "count", "epochs"),
+    [(576, 1100, 1), (576, 400, 2), (576, 50, 3), (256, 5000, 1), (128, 1100, 3), (128, 9000, 2)],
+)
+def test_a_wide_model_reads_conversations_less_often(channels, count, epochs):
+    start = ModelConfig(n_embd=channels, n_layer=1, n_head=2, vocab_size=300)
+    facts = Facts(
+        start=start, start_tokenizer="bpe", limits_context=False, is_chat=True, conversations=count
+    )
+    chosen = Choices.of(flags={"init_from": "base"}).settings(facts)
+    assert chosen.training.epochs == epochs
+    kept = Choices.of(flags={"init_from": "base", "epochs": 7}).settings(facts)
+    assert kept.training.epochs == 7
 
 
 def test_plain_text_stays_plain(file, tmp_path):
