@@ -13,7 +13,7 @@ from smallmind import GenerationConfig, InputError, ModelConfig, RunConfig, Sett
 from smallmind.checks import setting
 from smallmind.cli import main
 from smallmind.settings.presets import ARCHITECTURES, PRESETS, RECIPES, SIZES
-from smallmind.settings.run_fields import Recipe, RunFields
+from smallmind.settings.run_fields import RecipeName, RunFields
 from smallmind.settings.settings import LOSS_SETTINGS, SECTIONS, from_saved
 from tests.programs import refusal, refuses
 
@@ -171,4 +171,4 @@ def test_the_keywords_of_create_are_the_settings_and_the_names_of_several():
         wanted[name] = wanted[name] | PathLike[str]
     del wanted["text"], wanted["out"]  # arguments of their own
     assert typing.get_type_hints(RunFields) == wanted
-    assert set(typing.get_args(Recipe)) == set(RECIPES)
+    assert set(typing.get_args(RecipeName)) == set(RECIPES)

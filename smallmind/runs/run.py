@@ -28,7 +28,7 @@ from smallmind.runs.source import read_source, recognising
 from smallmind.runs.verification import Verdict, verify_run
 from smallmind.settings.config import NEUTRAL, ModelConfig
 from smallmind.settings.rules import Choices
-from smallmind.settings.run_fields import Recipe, RunFields
+from smallmind.settings.run_fields import RecipeName, RunFields
 from smallmind.settings.settings import Settings
 from smallmind.tasks.results import TaskResult
 from smallmind.tasks.task import evaluate_task
@@ -77,7 +77,7 @@ class Run:
         text: Text = None,
         *,
         out: str | PathLike[str] | None = None,
-        recipe: Recipe | None = None,
+        recipe: RecipeName | None = None,
         **fields: Unpack[RunFields],
     ) -> "Run":
         """Creates a run, whose directory `out` then holds its resolved settings.

@@ -44,8 +44,8 @@ class Recipe(NamedTuple):
 
         In more time a text is read more often, and characters are known by heart later.
         """
-        often = (minutes / LEARNING_MINUTES) ** LEARNING_POWER if minutes else 1.0
-        return "bpe" if size >= self.learns_tokens * often else RunConfig.tokenizer
+        growth = (minutes / LEARNING_MINUTES) ** LEARNING_POWER if minutes else 1.0
+        return "bpe" if size >= self.learns_tokens * growth else RunConfig.tokenizer
 
 
 RECIPES = {

@@ -6,7 +6,7 @@ A test compares them with the fields of the settings, and says what to write her
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
-Recipe = Literal["gpt2", "modern", "chat"]
+RecipeName = Literal["gpt2", "modern", "chat"]
 
 
 class RunFields(TypedDict, total=False):

@@ -74,23 +74,23 @@ class ShuffledWindows(Sampler):
         first, B = number * self.dataset.batch_size, self.dataset.batch_size
         found: list[np.ndarray] = []
         while B:
-            each, place = divmod(first, self.windows)
+            epoch, place = divmod(first, self.windows)
             count = min(B, self.windows - place)
-            found.append(self._of_pass(each, place, count))
+            found.append(self._of_epoch(epoch, place, count))
             first, B = first + count, B - count
         return np.concatenate(found)
 
-    def _of_pass(self, each: int, place: int, count: int) -> np.ndarray:
+    def _of_epoch(self, epoch: int, place: int, count: int) -> np.ndarray:
         """Returns where `count` windows of a pass begin, from the one at `place` in its order."""
         data, W = self.dataset, self.windows
-        key = hash64(data.seed, 7, each)
-        offset = hash64(data.seed, 8, each) % self._offsets * self.stride
+        key = hash64(data.seed, 7, epoch)
+        offset = hash64(data.seed, 8, epoch) % self._offsets * self.stride
         if W > MAX_SHUFFLED:
             return permuted(np.arange(place, place + count), W, key) * data.block_size + offset
         shuffled = self._shuffled  # another thread may draw from another pass
-        if shuffled[0] != each:
+        if shuffled[0] != epoch:
             order = np.argsort(hash_words(np.arange(W), key))
-            self._shuffled = shuffled = each, order * data.block_size + offset
+            self._shuffled = shuffled = epoch, order * data.block_size + offset
         return shuffled[1][place : place + count]
 
 
