@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,7 +118,7 @@ def kinds(model: str, is_chat: bool, ids: list[int]) -> dict[str, Kind]:
         "chat without tools": chat(tools=TOOLS, tool_choice="none"),
         "tools": chat(400, tools=TOOLS),
         "an image": chat(400, messages=[{"role": "user", "content": [IMAGE]}]),
-        "response_format": chat(400, response_format=SCHEMA),
+        "response_format": chat(200 if find_spec("llguidance") else 400, response_format=SCHEMA),
         "unknown field": text(400, something_new=1),
         "wrong types": text(400, prompt=1, stream="yes", temperature=[]),
         "out of range": text(400, n=-1),

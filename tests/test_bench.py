@@ -696,35 +696,40 @@ def test_the_command_measures_and_compares(tmp_path, monkeypatch, capsys):
     assert re.search(r"sum_of_squares 9 +[\d.]+ us +[\d.]+ us +\d", shown)
 
 
-@pytest.mark.parametrize(
-    ("spread", "share", "shown", "is_marked"),
-    [
-        (0.2, 0.5, "20 %", False),
-        (0.21, 0.5, "21 % !", True),
-        (1.0, 0.5, "100 % !", True),
-        (32.16, 0.5, "> 100 % !", True),
-        (0.05, 1.0, "100 %", False),
-        (0.05, 4.32, "!", True),
-    ],
-)
-def test_what_other_programs_disturbed_is_marked(monkeypatch, spread, share, shown, is_marked, cli):
+DISTURBED = {  # length: spread, share of the bound, what is shown of it
+    9: (0.2, 0.5, "20 %"),
+    10: (0.21, 0.5, "21 % !"),
+    11: (1.0, 0.5, "100 % !"),
+    12: (32.16, 0.5, "> 100 % !"),
+    13: (0.05, 1.0, "100 %"),
+    14: (0.05, 4.32, "!"),
+}
+
+
+def test_what_other_programs_disturbed_is_marked(monkeypatch, cli):
     """No share and no spread above 100 % is printed."""
-    ask = machine.Worker.ask
+    ask, lengths = machine.Worker.ask, list(DISTURBED)
 
     def disturbed(worker, **asked):
         answer = ask(worker, **asked)
         if "measure" in asked:
-            answer["share_of_bound"] = share
+            spread, answer["share_of_bound"], _ = DISTURBED[remaining.pop(0)]
             for times in answer["times"].values():
                 times["spread"] = spread
         return answer
 
     monkeypatch.setattr(machine.Worker, "ask", disturbed)
-    printed = cli("bench kernels sum_of_squares --shapes 9 --rounds 1 --threads 1")
-    (row,) = re.findall(r"^ *9 .*$", printed.out, re.MULTILINE)
-    assert re.search(rf"(^|\s){re.escape(shown)}(\s|$)", row)
-    assert not [x for x in re.findall(r"(?<!> )(\d+) %", row) if int(x) > 100]
-    assert ("! marks what other programs disturbed" in printed.flat) == is_marked
+    for chosen, is_marked in ((lengths, True), ([9, 13], False)):
+        remaining = list(chosen)
+        shapes = ",".join(map(str, chosen))
+        printed = cli(f"bench kernels sum_of_squares --shapes {shapes} --rounds 1 --threads 1")
+        for length in chosen:
+            (row,) = re.findall(rf"^ *{length} .*$", printed.out, re.MULTILINE)
+            shown = DISTURBED[length][2]
+            assert re.search(rf"(^|\s){re.escape(shown)}(\s|$)", row)
+            assert ("!" in row) == ("!" in shown)
+            assert not [x for x in re.findall(r"(?<!> )(\d+) %", row) if int(x) > 100]
+        assert ("! marks what other programs disturbed" in printed.flat) == is_marked
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ were ended; each must have left a checkpoint, unless it had not trained a step, 
 import os
 import pty
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,7 +19,8 @@ from tests.faults.runs import FLAGS, write_text
 from tests.programs import last_of_each, started
 
 ROOT = Path(__file__).parents[2]
-LONG = ["--steps", "1000000", "--save-every", "1000000", "--val-every", "0"]
+# Without an end, whatever becomes of its loss.
+LONG = shlex.split("--steps 1000000 --save-every 1000000 --val-every 0 --max-rollbacks 0")
 # Both signals, the seconds between them, and whether kernels compile then.
 PAIRS = [
     (signal.SIGHUP, signal.SIGHUP, 0.05, False),

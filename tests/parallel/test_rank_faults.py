@@ -299,7 +299,9 @@ def wait_for(root, words, process):
 
 def signalled(root, launcher, number):
     """A run that mpiexec is told to end after its first step -> exit status, printed, errors."""
-    command = launcher.command((2, words(root, "--steps", "100000", "--keep", "2")))
+    command = launcher.command(
+        (2, words(root, "--steps", "100000", "--keep", "2", "--max-rollbacks", "0"))
+    )
     with started(command) as process:
         wait_for(root, '"step"', process)
         process.send_signal(number)
