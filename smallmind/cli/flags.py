@@ -22,7 +22,7 @@ from smallmind.settings.presets import (
     SIZES,
     Fields,
 )
-from smallmind.settings.rules import Choices
+from smallmind.settings.rules import REWARD_BETA, Choices
 from smallmind.settings.settings import RENAMED, SECTIONS
 from smallmind.settings.sources import (
     FIELDS,
@@ -43,7 +43,7 @@ WITHOUT_FLAG = (*FOLLOWING, *WITHOUT_GAIN, "text", "enable_diagnostics", "part_s
 ALIASES = {"learning_rate": "--lr"}  # how most programs name it
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # what a backslash makes of the letter after it
 MORE_HELP = {"stop": "; \\n is a line break, \\t a tab, \\\\ a backslash"}
-DEFAULTS = Choices({}).fields
+DEFAULTS = Choices({}).fields | {"reward_beta": REWARD_BETA}
 METAVARS = {int: "N", float: "X", str: "DIR"}
 MODEL_OR_RUN = "a run, a model or checkpoint file, a GGUF file, or a Hugging Face model folder"
 

@@ -303,11 +303,18 @@ def preferences(choices: Choices, _: Facts) -> Fields:
 
 REWARD_BATCH = 32  # questions
 REWARD_STEPS = 200
+REWARD_BETA = 0.005  # without it a model that is right half of the time may forget all it can
 
 
 def rewards(choices: Choices, _: Facts) -> Fields:
-    """Asks many questions per update, as few of them teach, and does not stop early."""
-    fields: Fields = {"batch_size": REWARD_BATCH, "early_stopping_patience": 0}
+    """Asks many questions per update, as few of them teach, stays near the starting model, and does
+    not stop early.
+    """
+    fields: Fields = {
+        "batch_size": REWARD_BATCH,
+        "early_stopping_patience": 0,
+        "reward_beta": REWARD_BETA,
+    }
     if not any(choices.chosen.get(name) for name in ALTERNATIVES["length of the run"]):
         fields["steps"] = REWARD_STEPS
     return _unless_chosen(fields, choices.chosen)

@@ -295,6 +295,7 @@ def test_characters_that_a_vocabulary_has_grown_by_are_tokens_of_the_page(tmp_pa
     assert "never seen the character" in answers[3]["error"]
 
 
+@pytest.mark.slow
 @needs_node
 def test_every_character_is_of_its_class(tmp_path):
     """Words end where they end here, whatever version of Unicode a browser knows."""

@@ -413,6 +413,7 @@ def test_a_rank_that_is_told_to_stop_while_steps_are_timed_ends_all(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@SLOW
 @on_every_mpi
 def test_a_run_by_minutes_that_is_killed_has_the_bits_of_its_lengths(tmp_path, launcher):
     """All ranks take each new length together, and go on with those of a killed run."""

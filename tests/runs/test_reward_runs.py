@@ -54,7 +54,9 @@ def tuned(folder, out, reward="mine.py", text="asked.jsonl", **fields):
 
 
 @pytest.mark.parametrize("adapted", [False, True])
-@pytest.mark.parametrize("more", [{}, {"reward_updates": 3, "reward_beta": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{"reward_beta": 0.0}, {"reward_updates": 3, "reward_beta": 0.1}], ids=str
+)
 def test_runs_resume_and_are_verified(folder, more, adapted):
     more = more | ({"lora_rank": 4} if adapted else {})
     run = tuned(folder, f"whole {more}", **more)
@@ -67,6 +69,12 @@ def test_runs_resume_and_are_verified(folder, more, adapted):
     resumed = Run.open(half.path)
     resumed.resume()
     assert outcome(resumed.path) == outcome(run.path)
+
+
+def test_a_run_stays_near_the_model_that_it_starts_from_unless_told_otherwise(folder):
+    """Without that it may forget all it can, and then no answer earns more than another."""
+    assert tuned(folder, "near").settings.rewards.reward_beta == 0.005
+    assert tuned(folder, "free", reward_beta=0.0).settings.rewards.reward_beta == 0.0
 
 
 def test_a_run_that_is_killed_while_it_samples_resumes_to_the_bit(folder):
