@@ -1,8 +1,22 @@
 """JSON as other programs write it: numbers keep their digits, and what is not finite is missing."""
 
+import ast
 import json
 import math
+import re
+import warnings
 from typing import Any
+
+OPENING = re.compile(r"\s*(?:array\(\s*)?[\[{]")
+# Texts as Python writes them, and what it and NumPy write in other words than JSON: objects and
+# texts side by side, arrays with a type, dates, and what is not a number.
+TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+WORDS = re.compile(
+    rf"""(?P<text>(?:{TEXT})(?=\s+['"])|\}}(?=\s+\{{))|(?P<same>{TEXT}|\\.)|(?P<array>\barray\()"""
+    rf"""|(?P<kind>,\s*dtype=\w+(?=\)))|\bnan\b|\b(?:datetime\.\w+|Timestamp)\((?:{TEXT}|[^()'"])*\)""",
+    re.DOTALL,
+)
+MAX_LITERAL = 2**22  # characters of Python, which takes a hundred times the memory
 
 
 class Number(float):
@@ -40,6 +54,34 @@ def parsed(text: str) -> Any:
         return DECODER.decode(text.rstrip("\r\n"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def opened(value: Any) -> Any:
+    """Returns the list or object that a text holds, as JSON or as Python writes it; else the value.
+
+    Cells of tables have such texts: `DataFrame.to_csv` writes lists as Python does.
+    """
+    if not isinstance(value, str) or not OPENING.match(value):
+        return value
+    try:
+        return parsed(value)
+    except DuplicateKey:
+        return value
+    except ValueError:
+        pass
+    if len(value) > MAX_LITERAL:
+        return value
+    try:
+        with warnings.catch_warnings(action="ignore"):  # about backslashes in any other text
+            return parsed(json.dumps(ast.literal_eval(WORDS.sub(_as_python, value.strip()))))
+    except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
+        return value
+
+
+def _as_python(found: re.Match[str]) -> str:
+    if found["text"] or found["same"]:
+        return f"{found[0]}," if found["text"] else found[0]
+    return "(" if found["array"] else "" if found["kind"] else "None"
 
 
 def finite(digits: str) -> Number | None:

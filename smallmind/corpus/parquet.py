@@ -35,7 +35,8 @@ def read_parquet(entry: Entry) -> Iterator[Piece]:
             types = {field.name: str(field.type) for field in table.schema_arrow}
             names = list(table.schema_arrow.names)
         check_columns(entry, names)
-        telling = [name for name in names if name.casefold() in (*TELLING_FIELDS, *SHAPE_FIELDS)]
+        known = {*TELLING_FIELDS, *SHAPE_FIELDS}
+        telling = [x for x in names if x.casefold() in known or types[x].startswith("list")]
         first = next(iter(next(_batches(entry, table, telling), [])), None) if telling else None
         columns = list(records.columns(names, first, "its columns"))
         for name in () if entry.reading.field else names:

@@ -100,6 +100,7 @@ class Records:
 
         Where all of them `are_texts`, an only column is read whatever it is called.
         """
+        first = self._unfolded.opened(first)
         if self._unfolded.has(first):
             return names
         if shape := self._look_for_turns(names, where, first):

@@ -7,35 +7,41 @@ other shapes are in one table, `SHAPES`: a new shape is a line of it, perhaps wi
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from functools import partial
+from typing import Any, NamedTuple
 
-from smallmind.corpus.reading import LABELS, Reading
-from smallmind.corpus.reading import PAIRS as PAIRS_OF_ANSWERS
+from smallmind.corpus.json_values import OPENING, opened
+from smallmind.corpus.reading import LABELS, PAIRS, Reading
 from smallmind.corpus.turns import (
     CALL_FIELDS,
     LIST_FIELDS,
     MAX_SHAPES,
+    PAIR_FIELDS,
     QUESTION_FIELDS,
     ROLES,
     TEXT_FIELDS,
+    are_turns,
+    find_shape,
+    role_of,
 )
 from smallmind.text.chat import ASSISTANT, REJECTED, SYSTEM, USER
 
 TEXT_NAMES = ("text", "content", "story")  # fields that hold the text, the most likely first
-KNOWN_FIELDS = {*TEXT_NAMES, *QUESTION_FIELDS, *LIST_FIELDS}
+KNOWN_FIELDS = {*TEXT_NAMES, *PAIR_FIELDS, *LIST_FIELDS}
 ONLY_VALUE = "its only value"  # the place of a record that is a whole file
 LIST, OBJECT = "[]", "{}"  # stand for the names of a list, and of an object with any names
 CONTAINERS = "train|data|rows|records|examples|instances|items|conversations|dialogues"
-PAIRS = (  # fields of a question and its answer, in lists of such pairs
-    *(("input", "output"), ("human", "assistant"), ("user", "assistant"), ("question", "answer")),
-    *(("prompt", "response"), ("instruction", "output")),
-)
+# Fields that hold lists or objects: where they are texts, these say what they hold.
+OF_LISTS = {*LIST_FIELDS, "data", "dialog", "dialogue", "utterances", "contents", "completions"}
+OF_LISTS |= {"answers", "items", "turns", "instances", "body"}
 # A record with one of these is no list of others, whatever else it has.
 PLAIN = " ".join(f"!{name}" for name in (*TEXT_NAMES, *QUESTION_FIELDS, "messages"))
 TURNS = "messages|conversations|conversation"
 CHOSEN = "chosen|chosen_response|preferred_output"
 REJECTED_NAMES = "rejected|rejected_response|non_preferred_output"
-OF_PAIRS = f"prompt|question|instruction|query|input? {TURNS}?"
+RATED = "instruction|prompt|question completions|answers"
+OF_TWO = "the better and the worse of two answers"
+OF_PAIRS = f"prompt|question|instruction|query|input? input|context? history? {TURNS}?"
 TRANSCRIPT = re.compile(r"(?:\A|\n\n)\s*(Human|Assistant):")
 
 Row = tuple[object, str]  # a record, and where it is in its file
@@ -79,12 +85,26 @@ class Unfolded:
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
         is_text = reading.chat is False or bool(reading.field)
-        kinds = None, reading.preferences in (PAIRS_OF_ANSWERS, LABELS)
+        kinds = None, reading.preferences in (PAIRS, LABELS)
         shapes = [] if reading.is_earlier else [x for x in SHAPES if x.preferences in kinds]
         self._shapes = [shape for shape in shapes if not (is_text and shape.is_chat)]
+        self._is_plain = is_text or reading.is_earlier
         # The shapes that records with the same names may have, and the field of turns in which
         # all of them look for something else.
         self._known: dict[tuple[object, ...], tuple[Matches, str]] = {}
+
+    def opened(self, record: Any) -> Any:
+        """Opens texts that hold lists or objects, in fields that are for these, or messages."""
+        if self._is_plain or not isinstance(record, dict):
+            return record
+        found = {}
+        for name, value in record.items():
+            if isinstance(value, str) and OPENING.match(value):
+                is_list = isinstance(name, str) and name.casefold() in OF_LISTS
+                inner = opened(value) if is_list or "role" in value or "from" in value else value
+                if inner is not value and (is_list or are_turns(inner) or are_turns([inner])):
+                    found[name] = inner
+        return {**record, **found} if found else record
 
     def has(self, record: object) -> bool:
         """Returns True if a record of a table has one of the shapes."""
@@ -95,6 +115,7 @@ class Unfolded:
         """Yields the records that rows hold."""
         common, together = None, list[Row]()  # neighbours that are read as a list
         for row in rows:
+            row = self.opened(row[0]), row[1]
             matches = self._matches(*row)
             if not (matches or common):
                 yield row
@@ -154,7 +175,7 @@ class Unfolded:
             if len(self._known) < MAX_SHAPES:
                 self._known[key] = found
         matches, field = found
-        return [] if field and isinstance(record, dict) and _are_turns(record[field]) else matches
+        return [] if field and isinstance(record, dict) and are_turns(record[field]) else matches
 
     def _unfold(self, record: Any, where: str, matches: Matches) -> Iterator[Row]:
         """Yields the records that one holds: itself if it has none of the shapes."""
@@ -208,16 +229,6 @@ def is_record(value: object) -> bool:
     return "role" not in value and not value.keys() >= {"from", "value"}
 
 
-def _are_turns(values: Any) -> TypeGuard[list[Any]]:
-    """Returns True for a list that begins with a message."""
-    return isinstance(values, list) and bool(values) and _role(values[0]) in ROLES
-
-
-def _role(turn: Any) -> str:
-    said = (turn.get("role") or turn.get("from")) if isinstance(turn, dict) else None
-    return said.strip().casefold() if isinstance(said, str) else ""
-
-
 def _frame(fields: dict[str, Any]) -> list[Any] | None:
     """{"a": {"0": 1, "1": 2}}, {"a": [1, 2]} or {"0": {"a": 1}, "1": {"a": 2}} -> its rows."""
     frame = fields[OBJECT]
@@ -268,13 +279,13 @@ def _articles(fields: dict[str, Any]) -> list[Any] | None:
 
 def _first_answer(fields: dict[str, Any]) -> list[Any] | None:
     """A question with several answers -> with the first; "" if it has none."""
-    answers = fields["answers"]
+    answers = opened(fields["answers"])
     answers = answers.get("text") if isinstance(answers, dict) else answers
     if not isinstance(answers, list):
         return None
     answer = answers[0] if answers else ""
     answer = answer.get("text") if isinstance(answer, dict) else answer
-    asked = {"question": fields["question"], "context": fields["context"]}
+    asked = {"question": fields["question"], "context": fields.get("context")}
     return [{**asked, "answer": answer}] if isinstance(answer, str) else None
 
 
@@ -293,9 +304,8 @@ def _alternating(said: Any) -> list[Any] | None:
 def _paired(pairs: Any) -> list[Any] | None:
     """[{"input": "question", "output": "answer"}] -> messages."""
     first = pairs[0] if isinstance(pairs, list) and pairs else None
-    if not isinstance(first, dict) or _role(first):
-        return None
-    names = next((names for names in PAIRS if first.keys() >= set(names)), None)
+    shape = find_shape(first) if isinstance(first, dict) and not role_of(first) else None
+    names = [shape.question, shape.answer] if shape else []
     if not names or not all(isinstance(x, dict) and x.keys() >= set(names) for x in pairs):
         return None
     return _alternating([pair[name] for pair in pairs for name in names])
@@ -337,9 +347,9 @@ def _tree_rows(rows: list[dict[str, Any]]) -> list[Any] | None:
 
 def _message_rows(rows: list[dict[str, Any]]) -> list[Any] | None:
     """The messages of one conversation, each in a row -> the conversation."""
-    if not all(_role(row) in ROLES for row in rows):
+    if not all(role_of(row) in ROLES for row in rows):
         return None
-    is_one = len(rows) == 1 or any(ROLES[_role(row)] == ASSISTANT for row in rows)
+    is_one = len(rows) == 1 or any(ROLES[role_of(row)] == ASSISTANT for row in rows)
     return _conversation(rows) if is_one else None
 
 
@@ -355,23 +365,31 @@ def _transcript(text: str) -> list[Any] | None:
 def _chosen(fields: dict[str, Any]) -> list[Any] | None:
     """Returns the better one of two answers after its prompt: texts, messages or transcripts."""
     chosen, asked = map(_as_text, (fields["chosen"], fields.get("prompt", fields.get("messages"))))
-    if isinstance(asked, dict) and _are_turns(asked.get("messages")):
+    if isinstance(asked, dict) and are_turns(asked.get("messages")):
         asked = asked["messages"]
+    more = fields.get("input")
+    if isinstance(asked, str) and isinstance(more, str) and more.strip() and more is not asked:
+        asked = f"{asked}\n\n{more}"
+    pairs = fields.get("history")
+    if isinstance(asked, str) and isinstance(pairs, list):
+        before = [text for pair in pairs for text in (pair if isinstance(pair, list) else ())]
+        for record in _alternating(before) or ():
+            asked = [*record["messages"], {"role": USER, "content": asked}]
     if isinstance(chosen, str):
-        before = asked if isinstance(asked, str) else ""
-        if said := _transcript(before + chosen) or _transcript(chosen):
+        beginning = asked if isinstance(asked, str) else ""
+        if said := _transcript(beginning + chosen) or _transcript(chosen):
             return _conversation(said)
         if isinstance(asked, str):
             return [{"prompt": asked, "completion": chosen}]
         chosen = {"role": ASSISTANT, "content": chosen}
     turns: Any = [chosen] if isinstance(chosen, dict) else chosen
-    if not _are_turns(turns):
+    if not are_turns(turns):
         return None
-    if ROLES[_role(turns[0])] != ASSISTANT:
+    if ROLES[role_of(turns[0])] != ASSISTANT:
         return _conversation(turns)
     if isinstance(asked, str):
         asked = [{"role": USER, "content": asked}]
-    return _conversation([*asked, *turns]) if _are_turns(asked) else None
+    return _conversation([*asked, *turns]) if are_turns(asked) else None
 
 
 def _pair(fields: dict[str, Any]) -> list[Any] | str | None:
@@ -391,13 +409,13 @@ def _pair(fields: dict[str, Any]) -> list[Any] | str | None:
     if same == len(sides[0]) == len(sides[1]):
         return "with the same answer twice"
     chosen, rejected = (turns[same:] for turns in sides)
-    if not (len(chosen) == len(rejected) == 1 and _are_turns(chosen) and _are_turns(rejected)):
+    if not (len(chosen) == len(rejected) == 1 and are_turns(chosen) and are_turns(rejected)):
         return "whose answers follow different prompts"
-    if not ROLES[_role(chosen[0])] == ROLES[_role(rejected[0])] == ASSISTANT:
+    if not ROLES[role_of(chosen[0])] == ROLES[role_of(rejected[0])] == ASSISTANT:
         return "whose answers follow different prompts"
     if not all(map(_says, (*chosen, *rejected))):
         return "with a blank answer"
-    if ROLES.get(_role(sides[0][same - 1])) == USER and not _says(sides[0][same - 1]):
+    if ROLES.get(role_of(sides[0][same - 1])) == USER and not _says(sides[0][same - 1]):
         return "with a blank prompt"
     return _conversation([*sides[0][:same], *chosen, {**rejected[0], "role": REJECTED}])
 
@@ -405,7 +423,7 @@ def _pair(fields: dict[str, Any]) -> list[Any] | str | None:
 def _fault(pair: dict[str, Any]) -> str:
     """Returns why an answer of a pair cannot be read after its prompt."""
     for answer in map(_as_text, (pair["chosen"], pair["rejected"])):
-        if not (isinstance(answer, str) or _are_turns([answer]) or _are_turns(answer)):
+        if not (isinstance(answer, str) or are_turns([answer]) or are_turns(answer)):
             return "whose answers are not texts or messages"
     return "without a prompt"
 
@@ -425,20 +443,33 @@ def _is_blank(value: object) -> bool:
     return value is None or value == [] or (isinstance(value, str) and not value.strip())
 
 
-def _rated(fields: dict[str, Any]) -> list[Any] | str | None:
-    """Rated answers -> the best one and the worst."""
+def _rated(fields: dict[str, Any]) -> list[Any] | None:
+    """Rated answers -> the best one and the worst, if they are not equally good."""
     answers = fields["completions"]
     if not isinstance(answers, list) or not all(isinstance(each, dict) for each in answers):
         return None
-    names = "overall_score", "fine-grained_score", "score", "rating"
-    name = next((x for x in names if all(isinstance(y.get(x), int | float) for y in answers)), "")
-    if not name or not answers:
-        return None
-    worst, *_, best = sorted([*answers, answers[0]], key=lambda each: each[name])
-    if worst[name] == best[name]:
-        return "of answers that are equally good"
-    chosen, rejected = best.get("response"), worst.get("response")
-    return _pair({"prompt": fields["instruction"], "chosen": chosen, "rejected": rejected})
+    for name in ("overall_score", "fine-grained_score", "score", "rating", "rank"):
+        if answers and all(isinstance(each.get(name), int | float) for each in answers):
+            answers = sorted(answers, key=lambda each: each[name], reverse=name != "rank")
+            said = [x.get("response", x.get("answer")) for x in (answers[0], answers[-1])]
+            is_equal = answers[0][name] == answers[-1][name]
+            return _preferred(fields["instruction"], said[0], None if is_equal else said[1])
+    return None
+
+
+def _of_two(one: str, other: str, fields: dict[str, Any]) -> list[Any]:
+    """Two answers and a choice, among the values that mean `one` or the `other` -> the better."""
+    *_, first, second, choice = fields.values()
+    choice = str(choice).removesuffix(".0")
+    if choice in other.split():
+        first, second = second, first
+    is_equal = choice not in f"{one} {other}".split()
+    return _preferred(fields.get("prompt"), first, None if is_equal else second)
+
+
+def _preferred(prompt: Any, chosen: Any, rejected: Any) -> list[Any]:
+    prompt = prompt.get("full_text") if isinstance(prompt, dict) else prompt
+    return [{"prompt": prompt, "chosen": chosen, "rejected": rejected}]
 
 
 def _contents(fields: dict[str, Any]) -> list[Any] | None:
@@ -465,7 +496,7 @@ def _part(part: Any) -> Any:
 def _langchain(messages: Any) -> list[Any] | None:
     """Messages that LangChain has written, as fields or in `data` or `kwargs` -> with roles."""
     first = messages[0] if isinstance(messages, list) and messages else None
-    if not isinstance(first, dict) or "type" not in first or _role(first):
+    if not isinstance(first, dict) or "type" not in first or role_of(first):
         return None
     if not all(isinstance(message, dict) for message in messages):
         return None
@@ -478,7 +509,28 @@ def _langchain(messages: Any) -> list[Any] | None:
             kind = path[-1] if path else None
         role = re.sub("Message(Chunk)?$", "", str(kind)).casefold()
         found.append({"role": role, **inner})
-    return _conversation(found) if _are_turns(found) else None
+    return _conversation(found) if are_turns(found) else None
+
+
+def _task(fields: dict[str, Any]) -> list[Any] | None:
+    """A task of Natural Instructions -> its instances, with the first of their answers."""
+    said, found = fields["definition"], _records({"": fields["instances"]})
+    if not found or not all(map(is_record, found)):
+        return None
+    said = said[0] if isinstance(said, list) and said else said
+    answers = ((each, each.get("output")) for each in found)
+    return [
+        {"instruction": said, **each, "output": x[0] if isinstance(x, list) and x else x}
+        for each, x in answers
+    ]
+
+
+def _answered(fields: dict[str, Any]) -> list[Any] | None:
+    """The messages of a request, and the first choice of its answer -> the conversation."""
+    asked, choices = fields["messages"], fields["choices"]
+    first = choices[0] if isinstance(choices, list) and choices else None
+    message = first.get("message") if isinstance(first, dict) else None
+    return _conversation([*asked, message]) if are_turns(asked) and are_turns([message]) else None
 
 
 CONTAINER = Shape("the records in a list", f"{CONTAINERS} {PLAIN}", _records, is_chat=False)
@@ -490,7 +542,15 @@ SHAPES = (
     Shape("rows without names", LIST, _values, is_chat=False),
     Shape("the questions about paragraphs", "paragraphs", _articles, is_chat=False),
     Shape("the records in 'row'", "row row_idx", lambda x: [x["row"]], is_chat=False),
-    Shape("the first answer to each question", "question context answers !answer", _first_answer),
+    Shape("the first answer to each question", "question context? answers !answer", _first_answer),
+    # https://github.com/allenai/natural-instructions
+    Shape("the instances of a task", "definition instances", _task, is_chat=False),
+    Shape(
+        "the bodies of requests",
+        "body custom_id|url",
+        lambda x: [x["body"]] if isinstance(x["body"], dict) else None,
+    ),
+    Shape("requests with their answers", "messages choices", _answered),
     # Conversations.
     Shape(
         "lists of texts as questions and answers",
@@ -519,11 +579,19 @@ SHAPES = (
         preferences=True,
     ),
     # https://huggingface.co/datasets/openbmb/UltraFeedback
+    Shape("the best and the worst of rated answers", RATED, _rated),
+    # PKU-SafeRLHF, HelpSteer3, those of Chatbot Arena, SHP
+    Shape(OF_TWO, "prompt response_0 response_1 better_response_id", partial(_of_two, "0", "1")),
     Shape(
-        "the best and the worst of rated answers",
-        "instruction|prompt completions",
-        _rated,
-        preferences=True,
+        OF_TWO,
+        "context response1 response2 overall_preference",
+        lambda x: _of_two("-3 -2 -1", "1 2 3", {"prompt": x["context"], **x}),
+    ),
+    Shape(OF_TWO, "conversation_a conversation_b winner", partial(_of_two, "model_a", "model_b")),
+    Shape(
+        OF_TWO,
+        "history human_ref_a human_ref_b labels",
+        lambda x: _of_two("1", "0", {"prompt": x["history"], **x}),
     ),
     Shape(
         "the chosen answers of preferences, not the rejected ones (--init-from learns from both),",
@@ -539,7 +607,7 @@ SHAPES = (
     Shape(
         "a list of messages as a conversation",
         LIST,
-        lambda x: _conversation(x[LIST]) if _are_turns(x[LIST]) else None,
+        lambda x: _conversation(x[LIST]) if are_turns(x[LIST]) else None,
     ),
     Shape(
         "a message per row",

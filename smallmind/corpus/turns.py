@@ -1,14 +1,15 @@
 """Conversations in records: lists of messages, or fields with a question and its answer."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from smallmind.checks import InputError
 from smallmind.corpus.entry import Entry, Piece
-from smallmind.corpus.json_values import has_text, parsed
+from smallmind.corpus.json_values import has_text, opened, parsed
 from smallmind.corpus.reading import LABELS, PAIRS, QUESTIONS, shown
 from smallmind.text.chat import (
     ANSWERS,
@@ -23,13 +24,26 @@ from smallmind.text.chat import (
 from smallmind.text.tools import described_tools, messages_calls
 
 LIST_FIELDS = ("messages", "conversations", "conversation")  # fields that hold all turns
-ANSWER_FIELDS = ("output", "response", "answer", "completion")
+ANSWER_FIELDS = ("output", "response", "answer", "completion", "answerkey")
 # A field with a question -> those that may hold its answer, the likeliest first.
 QUESTION_FIELDS = {
     "instruction": ANSWER_FIELDS,
     "prompt": ("completion", "response", "answer", "output"),
     "question": ("answer", "response", "output", "completion"),
     "query": ("answer", "response", "output", "completion"),
+}
+# The same where a record has no text besides, as some of these may be parts of other things.
+WEAKER_FIELDS = {
+    "problem": ("solution", *ANSWER_FIELDS),
+    "input": ANSWER_FIELDS,
+    "inputs_pretokenized": ("targets_pretokenized",),
+    "inputs": ("targets", "outputs"),
+    "input_text": ("output_text",),
+    "message_1": ("message_2",),
+    "human": ("assistant", "bot", "gpt", "ai"),
+    "user": ("assistant", "bot", "model"),
+    "article": ("summary", "highlights"),
+    "document": ("summary",),
 }
 INPUT_FIELDS = ("input", "context")  # that a question is about
 CHOICE_FIELDS = ("choices", "options")  # among which its answer is
@@ -40,8 +54,9 @@ CALL_FIELDS = ("tool_calls", "function_call")  # of a turn of the assistant
 RESULT_FIELDS = ("name", "tool_call_id")  # of a turn of a tool
 THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")  # before an answer
 # By these conversations are recognised.
-TELLING_FIELDS = {*LIST_FIELDS, *QUESTION_FIELDS, *ANSWER_FIELDS}
-ROLE_FIELDS, TEXT_FIELDS = ("role", "from"), ("content", "value", "text")
+PAIR_FIELDS = {**QUESTION_FIELDS, **WEAKER_FIELDS}
+TELLING_FIELDS = {*LIST_FIELDS, *PAIR_FIELDS, *itertools.chain(*PAIR_FIELDS.values())}
+ROLE_FIELDS, TEXT_FIELDS = ("role", "from", "author"), ("content", "value", "text")
 # Fields of a turn or a record that say whether it is learned; `masked` says the opposite. KTO's
 # `label` is false beside an answer to avoid.
 MARKS = ("weight", "train", "training", "trainable", "learn", "loss", "masked", "train_detail")
@@ -67,11 +82,15 @@ ROLES = {
     "ai": ASSISTANT,
     "model": ASSISTANT,
     "bot": ASSISTANT,
+    "chatgpt": ASSISTANT,
     "chatbot": ASSISTANT,
     "tool": TOOL,
     "function": TOOL,
     "observation": TOOL,
+    "tool_response": TOOL,
+    "ipython": TOOL,
 }
+CALL_ROLES = ("function_call", "tool_call")  # of turns whose text is a call, or a list of calls
 NEEDED = (
     "messages (a list of objects with role and content), or prompt or question or instruction with "
     "completion, response, answer or output"
@@ -106,7 +125,7 @@ class TurnFields(NamedTuple):
     def fits(self, record: Mapping[Any, Any]) -> bool:
         """Returns True if the fields of a record hold what they are called."""
         if self.messages:
-            return _is_messages(_opened(record.get(self.messages)))
+            return is_messages(opened(record.get(self.messages)))
         said = record.get(self.question), record.get(self.answer)
         return all(value is None or isinstance(value, str | list) for value in said)
 
@@ -121,7 +140,8 @@ class TurnFields(NamedTuple):
         shape = shape._replace(tools=each(TOOL_FIELDS))
         if self.messages:
             return shape
-        more, thought = each((*INPUT_FIELDS, *CHOICE_FIELDS)), each(THOUGHT_FIELDS)
+        more = tuple(x for x in each((*INPUT_FIELDS, *CHOICE_FIELDS)) if x != self.question)
+        thought = each(THOUGHT_FIELDS)
         return shape._replace(more=more, history=each(HISTORY_FIELDS), thought=thought)
 
 
@@ -143,12 +163,17 @@ def find_shape(
     for name in LIST_FIELDS if record else ():
         if record and name in by_key and _may_be_list(record[by_key[name]]):
             shapes.append(TurnFields(by_key[name]))
-    for name, answers in QUESTION_FIELDS.items():
+    has_other = any(
+        name in by_key and not are_turns((record or {}).get(by_key[name])) for name in texts
+    )
+    for name, answers in (QUESTION_FIELDS if has_other else PAIR_FIELDS).items():
         answer = next((by_key[word] for word in answers if word in by_key), "")
-        if name in by_key and (answer or not needs_answer):
+        if name in by_key and (answer or not (needs_answer or name in WEAKER_FIELDS)):
             shapes.append(TurnFields("", by_key[name], (), answer))
+    if not (shapes or has_other):  # messages may have any other name, if nothing else has some
+        lists = [name for name, value in (record or {}).items() if are_turns(value)]
+        shapes = [TurnFields(name) for name in lists if len(lists) == 1]
     certain = [shape for shape in shapes if record is None or shape.fits(record)]
-    has_other = any(name in by_key for name in texts)
     found = next(iter(certain if has_other else certain or shapes), None)
     return found and found.completed(names)
 
@@ -158,25 +183,27 @@ def _by_key(names: Collection[object]) -> dict[str, str]:
     return {name.casefold(): name for name in reversed([n for n in names if isinstance(n, str)])}
 
 
-def _opened(value: object) -> object:
-    """-> the list or object that JSON in a text holds, as in cells of tables; else the value."""
-    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
-        return value
-    try:
-        return parsed(value)
-    except ValueError:
-        return value
-
-
 def _may_be_list(value: object) -> bool:
     """Returns True for a list, nothing, or a text that looks like a list of objects."""
     if isinstance(value, str):
         words = value.lstrip()
-        return words.startswith("[") and words[1:].lstrip().startswith(("{", "]"))
+        return not words or (words[0] == "[" and words[1:].lstrip().startswith(("{", "]")))
     return value is None or isinstance(value, list)
 
 
-def _is_messages(value: object) -> bool:
+def role_of(turn: Any) -> str:
+    """Returns the role that a turn names, in small letters; "" if it names none."""
+    found = (turn.get(x) for x in ROLE_FIELDS) if isinstance(turn, dict) else ()
+    said = next(filter(None, found), None)
+    return said.strip().casefold() if isinstance(said, str) else ""
+
+
+def are_turns(values: Any) -> TypeGuard[list[Any]]:
+    """Returns True for a list that begins with a message."""
+    return isinstance(values, list) and bool(values) and role_of(values[0]) in ROLES
+
+
+def is_messages(value: object) -> bool:
     """Returns True for a list of turns, in which not all need be right."""
     return isinstance(value, list) and any(
         isinstance(turn, dict) and not turn.keys().isdisjoint(ROLE_FIELDS) for turn in value
@@ -312,8 +339,8 @@ class Turns:
         elif first and turns[0].text.strip() != first.strip():
             self._reading.leave_unread(shape.system[0])
         for name in shape.tools:
-            tools = _opened(record.get(name))
-            if isinstance(tools, list) and any(isinstance(_opened(tool), dict) for tool in tools):
+            tools = opened(record.get(name))
+            if isinstance(tools, list) and any(isinstance(opened(tool), dict) for tool in tools):
                 turns = with_tools(turns, self._checked(described_tools, tools, name, where))
             elif has_text(tools):
                 self._reading.leave_unread(name)
@@ -328,7 +355,7 @@ class Turns:
             for name in shape.more:
                 value = record.get(name)
                 if name.casefold() in CHOICE_FIELDS:
-                    text, answer = self._choices(_opened(value), answer, name, where)
+                    text, answer = self._choices(opened(value), answer, name, where)
                 elif isinstance(value, list) and all(isinstance(text, str) for text in value):
                     text = "\n\n".join(value)
                 else:
@@ -348,10 +375,10 @@ class Turns:
         """Returns the turns before a question: pairs of texts, or messages."""
         turns: list[Turn] = []
         for name in shape.history:
-            value = _opened(record.get(name))
+            value = opened(record.get(name))
             if value is None or value == "":
                 continue
-            if _is_messages(value):
+            if is_messages(value):
                 turns += self._messages(value, where)
                 continue
             if not isinstance(value, list):
@@ -394,12 +421,14 @@ class Turns:
 
     def _said(self, role: str, value: object, name: str, where: str) -> list[Turn]:
         """A field -> its turn; some name the fields of single turns, and have messages in them."""
-        if _is_messages(value):
+        value = [value] if is_messages([value]) else value
+        if is_messages(value):
             return self._messages(value, where)
         text, thought = self._content(value, name, where)
         return [Turn(role, text, thought=thought)]
 
     def _messages(self, messages: object, where: str) -> list[Turn]:
+        messages = opened(messages)
         if isinstance(messages, str) and _may_be_list(messages):
             try:
                 messages = parsed(messages)
@@ -419,6 +448,10 @@ class Turns:
             raise self._wrong(f"{where} is not an object with role and content")
         role_field = _first(ROLE_FIELDS, turn)
         said = turn.get(role_field)
+        if said in CALL_ROLES:
+            calls = opened(turn.get(_first(TEXT_FIELDS, turn)))
+            turn = {role_field: ASSISTANT, CALL_FIELDS[isinstance(calls, dict)]: calls}
+            said = ASSISTANT
         role = self._roles.get(said.strip().casefold()) if isinstance(said, str) else None
         if role is None:
             kind = f"the role {shown(said, 60)!r}" if isinstance(said, str) else "no role"

@@ -35,6 +35,21 @@ FORMS = {
         "non_preferred_output": [WORSE],
     },
     "numbers": {"prompt": "q", "chosen": 1, "rejected": 2},
+    "ranked answers": {
+        "prompt": f"{HUMAN} ", "answers": [{"answer": "b", "rank": 2}, {"answer": "a", "rank": 1}],
+    },
+    "two answers and the better one": {
+        "prompt": "q", "response_0": "b", "response_1": "a", "better_response_id": 1,
+    },
+    "two answers and how much better one is": {
+        "context": [USER], "response1": "a", "response2": "b", "overall_preference": -1,
+    },
+    "two conversations": {
+        "conversation_a": [USER, WORSE], "conversation_b": [USER, BETTER], "winner": "model_b",
+    },
+    "texts of messages": {
+        "prompt": "q", "chosen": json.dumps([USER, BETTER]), "rejected": repr([USER, WORSE]),
+    },
 }  # fmt: skip
 
 
@@ -45,8 +60,7 @@ def test_pairs_are_read_in_every_form(tmp_path, form):
     wanted = [("user", "q"), ("assistant", "1"), ("rejected", "2")] if form == "numbers" else READ
     assert conversations(corpus) == [wanted]
     assert any("worst" in note or "worse" in note for note in corpus.report.notes)
-    if form != "rated answers":  # without a model to start from the better ones are learned
-        assert conversations(path) == [wanted[:2]]
+    assert conversations(path) == [wanted[:2]]  # without a model to start from
 
 
 def test_longer_conversations_end_in_both_answers(tmp_path):
@@ -55,6 +69,16 @@ def test_longer_conversations_end_in_both_answers(tmp_path):
     path = written(tmp_path / "pairs.jsonl", lines(record))
     wanted = [("system", "s"), *READ[:2], ("user", "q2"), *READ[1:]]
     assert conversations(Corpus(path, preferences=PAIRS)) == [wanted]
+
+
+def test_what_a_question_is_about_and_what_was_said_before_belong_to_pairs(tmp_path):
+    record = {"instruction": "q", "input": "i", "chosen": "a", "rejected": "b", "system": "s"}
+    path = written(tmp_path / "pairs.jsonl", lines({**record, "history": [["q0", "a0"]]}))
+    asked = [("system", "s"), ("user", "q0"), ("assistant", "a0"), ("user", "q\n\ni")]
+    assert conversations(Corpus(path, preferences=PAIRS)) == [asked + READ[1:]]
+    assert conversations(path) == [asked + READ[1:2]]
+    written(path, lines({**record, "history": None}))
+    assert conversations(Corpus(path, preferences=PAIRS)) == [[asked[0], asked[3], *READ[1:]]]
 
 
 def test_calls_and_thoughts_are_answers_too(tmp_path):
@@ -123,7 +147,7 @@ DAMAGED = {
     "a blank prompt": ({**GOOD, "prompt": " "}, "with a blank prompt"),
     "answers that are equally good": (
         {"instruction": "q", "completions": [{"response": "a", "overall_score": 1}] * 2},
-        "of answers that are equally good",
+        "without a worse answer",
     ),
 }
 

@@ -388,9 +388,69 @@ def test_cells_may_hold_conversations_as_json(tmp_path, name):
         assert found == [[ASKED, SAID]] * 2
     record = {name: json.dumps([USER, ASSISTANT])}
     assert read(written(tmp_path / "a.jsonl", lines(record)))[0] == [[ASKED, SAID]]
-    written(tmp_path / "a.csv", f'{name}\n"{[USER, ASSISTANT]}"\n')  # as pandas writes lists
+    written(tmp_path / "a.csv", f'{name}\n"[{{broken}}]"\n')
     assert "of the row in line 2 are not JSON" in refused(tmp_path / "a.csv")
     assert documents(written(tmp_path / "b.csv", f"{name}\n[sic] a text\n")) == ["[sic] a text"]
+
+
+SIDE_BY_SIDE = "[{'content': '2+2?', 'role': 'user'}\n {'content': '4', 'role': 'assistant'}]"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        json.dumps([USER, ASSISTANT]),
+        repr([USER, ASSISTANT]),
+        SIDE_BY_SIDE,  # as pandas writes lists of Parquet, which are arrays of NumPy
+        SIDE_BY_SIDE.replace("'4'", "'4', 'at': datetime.datetime(2023, 4, 9, tzinfo=<UTC>)"),
+        SIDE_BY_SIDE.replace("'4'", "'4', 'at': Timestamp('2023-04-09', tz='UTC'), 'n': nan"),
+        f"array({[USER, ASSISTANT]},\n      dtype=object)",
+    ],
+    ids=["JSON", "Python", "NumPy", "dates", "pandas", "array"],
+)
+def test_cells_may_hold_conversations_in_all_shapes(tmp_path, cell):
+    def table(**cells):
+        quoted = ('"' + text.replace('"', '""') + '"' for text in cells.values())
+        return written(tmp_path / "a.csv", f"{','.join(cells)}\n{','.join(quoted)}\n")
+
+    for name in ("messages", "conversation", "chat", "dialogue", "text"):
+        for more in ({}, {"id": "1"}):
+            assert read(table(**more, **{name: cell}))[0] == [[ASKED, SAID]]
+    assert read(table(text="said", conversations=cell))[0] == [[ASKED, SAID]]
+    assert read(table(prompt="2+2?", chosen=cell, rejected="5"))[0] == [[ASKED, SAID]]
+    assert documents(Corpus(table(text=cell), field="text")) == [cell]
+    assert documents(Corpus(table(text=cell), chat=False)) == [cell]
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("conversation", "['2+2?', '4']"),
+        ("data", "['2+2?' '4']"),  # of NumPy
+        (
+            "contents",
+            '[{"parts": [{"text": "2+2?"}]}, {"role": "model", "parts": [{"text": "4"}]}]',
+        ),
+        ("messages", "[{'type': 'human', 'content': '2+2?'}, {'type': 'ai', 'content': '4'}]"),
+        ("conversation", "[{'input': '2+2?', 'output': '4'}]"),
+    ],
+)
+def test_cells_may_hold_other_lists(tmp_path, name, cell):
+    cell = cell.replace('"', '""')
+    assert read(written(tmp_path / "a.csv", f'{name}\n"{cell}"\n'))[0] == [[ASKED, SAID]]
+
+
+def test_answers_in_cells_may_be_objects_of_python(tmp_path):
+    for answers in ("array(['4'], dtype=object)", "['4']"):
+        cell = f"{{'text': {answers}, 'answer_start': array([5], dtype=int32)}}"
+        data = f'context,question,answers\n,2+2?,"{cell}"\n'
+        assert read(written(tmp_path / "a.csv", data))[0] == [[ASKED, SAID]]
+
+
+@pytest.mark.parametrize("answer", ['{""a"": 1}', "[1, 2]", '[{""name"": ""f""}]', "['a']"])
+def test_an_answer_in_json_is_a_text(tmp_path, answer):
+    path = written(tmp_path / "a.csv", f'question,answer\n2+2?,"{answer}"\n')
+    assert read(path)[0] == [[ASKED, SAID._replace(text=answer.replace('""', '"'))]]
 
 
 def test_the_same_name_twice_is_refused(tmp_path):

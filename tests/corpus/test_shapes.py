@@ -170,6 +170,85 @@ PUBLISHED = [  # of each file the name, its records, the conversations, and word
         "a message per row",
     ),
     (
+        "batch.jsonl",
+        [
+            {
+                "custom_id": "1",
+                "url": "/v1/chat/completions",
+                "body": {"messages": [USER, ASSISTANT]},
+            }
+        ],
+        [SAID],
+        "the bodies of requests",
+    ),
+    (
+        "logged.jsonl",
+        [{"messages": [USER], "choices": [{"index": 0, "message": ASSISTANT}]}],
+        [SAID],
+        "requests with their answers",
+    ),
+    (
+        "rated.jsonl",
+        [{"instruction": "q", "completions": [{"response": "a", "overall_score": 9.0}]}],
+        [SAID],
+        "the best and the worst of rated answers",
+    ),
+    (
+        "ranked.jsonl",
+        [
+            {
+                "prompt": "\n\nHuman: q\n\nAssistant: ",
+                "answers": [{"answer": "b", "rank": 2.0}, {"answer": "a", "rank": 1.0}],
+            }
+        ],
+        [SAID],
+        "the best and the worst of rated answers",
+    ),
+    (
+        "arena.jsonl",
+        [
+            {
+                "winner": winner,
+                "conversation_a": [USER, ASSISTANT],
+                "conversation_b": [USER, WORSE],
+            }
+            for winner in ("model_a", "tie")
+        ],
+        [SAID] * 2,
+        "the better and the worse of two answers",
+    ),
+    (
+        "preferred.jsonl",
+        [
+            {
+                "context": [USER],
+                "response1": "b",
+                "response2": "a",
+                "overall_preference": 2,
+            }
+        ],
+        [SAID],
+        "the better and the worse of two answers",
+    ),
+    (
+        "posts.jsonl",
+        [{"history": "q", "human_ref_A": "b", "human_ref_B": "a", "labels": 0}],
+        [SAID],
+        "the better and the worse of two answers",
+    ),
+    (
+        "safe.jsonl",
+        [{"prompt": "q", "response_0": "b", "response_1": "a", "better_response_id": 1}],
+        [SAID],
+        "the better and the worse of two answers",
+    ),
+    (
+        "questions.jsonl",
+        [{"question": "q", "answers": ["a", "b"]}],
+        [SAID],
+        "the first answer",
+    ),
+    (
         "squad.jsonl",
         [{"id": "1", "context": "", "question": "q", "answers": {"text": ["a", "b"]}}],
         [SAID],
@@ -194,6 +273,55 @@ def test_conversations_of_published_files(tmp_path, name, records, turns, words)
 def test_each_shape_of_a_conversation_is_among_the_published(shape):
     if not shape.preferences:  # see test_pairs.py
         assert not shape.is_chat or any(words in shape.words for *_, words in PUBLISHED)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"inputs": "q", "targets": "a", "task_name": "t"},  # FLAN
+        {"inputs": [1], "targets": [2], "inputs_pretokenized": "q", "targets_pretokenized": "a"},
+        {"input": "q", "output": "a"},
+        {"input_text": "q", "output_text": "a"},
+        {"problem": "q", "level": "Level 5", "solution": "a"},
+        {"role_1": "Physicist", "message_1": "q", "message_2": "a"},
+        {"user": "q", "assistant": "a"},
+        {"human": "q", "bot": "a"},
+        {"article": "q", "highlights": "a"},
+        {"input": [USER], "output": ASSISTANT},
+        {"prompt": json.dumps([USER]), "completion": repr([ASSISTANT])},
+        {"id": "x", "items": [{"from": "human", "value": "q"}, {"from": "chatgpt", "value": "a"}]},
+        {"id": "x", "chat": [USER, ASSISTANT]},
+        {"messages": [{"author": "user", "content": "q"}, {"author": "bot", "content": "a"}]},
+    ],
+    ids=" ".join,
+)
+def test_pairs_and_messages_have_other_names_too(tmp_path, record):
+    assert conversations(written(tmp_path / "a.jsonl", lines(record))) == [SAID]
+
+
+def test_a_text_is_read_before_what_may_be_parts_of_other_things(tmp_path):
+    record = {"text": "t", "user": "ann", "input": "q", "output": "a", "chat": [USER, ASSISTANT]}
+    texts = Corpus(written(tmp_path / "a.jsonl", lines(record)))
+    assert documents(texts) == ["t"]
+    assert texts.report.notes[-1] == "Not read: the text in 'user', 'input', 'output', 'chat'"
+    two = {"a": [USER, ASSISTANT], "b": [USER, WORSE]}  # which of both is not known
+    assert "give --field with one of these: a, b" in refused(
+        written(tmp_path / "b.jsonl", lines(two))
+    )
+
+
+def test_a_call_may_be_a_turn_of_its_own(tmp_path):
+    call = {"name": "f", "arguments": {"x": 1}}
+    for name, said in (("function_call", call), ("tool_call", [call, call])):
+        turns = [USER, {"from": name, "value": json.dumps(said)}]
+        turns += [{"from": "tool_response", "value": "4"}, ASSISTANT]
+        (piece,) = Corpus(written(tmp_path / "a.jsonl", lines({"messages": turns}))).pieces()
+        assert [turn.role for turn in piece.turns] == ["user", "assistant", "tool", "assistant"]
+        found = [each["function"] for each in json.loads(piece.turns[1].more)["tool_calls"]]
+        assert found == ([call] if said is call else said) and piece.turns[1].learned
+    turns[1]["value"] = "f(1)"
+    path = written(tmp_path / "b.jsonl", lines({"messages": turns}))
+    assert "turn 2 of line 1 is not a list of calls" in refused(path)
 
 
 FRAMES = {  # `DataFrame({"question": ["q", "q2"], "answer": ["a", "a2"]}).to_json(orient=...)`
@@ -223,6 +351,15 @@ FRAMES = {  # `DataFrame({"question": ["q", "q2"], "answer": ["a", "a2"]}).to_js
         "rows": [
             {"row_idx": 0, "row": {"question": "q", "answer": "a"}},
             {"row_idx": 1, "row": {"question": "q2", "answer": "a2"}},
+        ],
+    },
+    "task": {
+        "Contributors": [],
+        "Definition": [""],
+        "Positive Examples": [{"input": "x", "output": "y", "explanation": "z"}],
+        "Instances": [
+            {"id": "1", "input": "q", "output": ["a", "b"]},
+            {"id": "2", "input": "q2", "output": "a2"},
         ],
     },
     "paragraphs": {
