@@ -32,7 +32,7 @@ QUESTION_FIELDS = {
     "question": ("answer", "response", "output", "completion"),
     "query": ("answer", "response", "output", "completion"),
 }
-# The same where a record has no text besides, as some of these may be parts of other things.
+# The same in records without a text: in others a user or a document is only mentioned.
 WEAKER_FIELDS = {
     "problem": ("solution", *ANSWER_FIELDS),
     "input": ANSWER_FIELDS,

@@ -38,7 +38,12 @@ ALL_MARKS = tuple(MARKS)
 UTF8_MARK = b"\xef\xbb\xbf"
 MARKED = UTF8_MARK, *ALL_MARKS  # beginnings of texts
 HTML, NOTEBOOK, WHATSAPP = "an HTML page", "a Jupyter notebook", "a WhatsApp chat"
-STAMP = rb"\d{1,4}[./-] ?\d{1,2}[./-] ?\d{1,4}[^\d\n]{1,16}\d{1,2}[:.]\d\d"  # day and minute
+# A day and a minute, in one of both orders: with Arabic digits, and marks of the direction.
+DIGIT = rb"(?:\d|\xd9[\xa0-\xa9]|\xdb[\xb0-\xb9])"
+BETWEEN = rb"(?:\xe2\x80\x8f)?[./-](?:\xe2\x80\x8f)? ?" + DIGIT
+STAMP = rb"(?:%s{1,4}%s{1,2}%s{1,4}[^\d\n]{1,32}?%s{1,2}[:.]%s{2}"
+STAMP %= DIGIT, BETWEEN, BETWEEN, DIGIT, DIGIT
+STAMP += rb"|\d{1,2}[:.]\d\d[^\d\n]{0,16}, \d{1,2}[./-]\d{1,2}[./-]\d{4})"
 PDF = "a PDF document"
 MHTML = "a web archive (MHTML) or a multipart email"
 # The formats below whose text can be read: the suffixes of their readers.
@@ -59,7 +64,7 @@ TEXTUAL = (
     (
         # In brackets a year comes first in logs too, which have no mark of the direction.
         rb"(?:\xe2\x80[\x8e\x8f])?(?:\[(?!\d{4}-\d\d-\d\d \d(?!.*\xe2\x80\x8e))%s[^\n\]]{0,24}\]|"
-        rb"%s[^\d\n:]{0,16} -) " % (STAMP, STAMP),
+        rb"%s[^\d\n:]{0,32} -) " % (STAMP, STAMP),
         WHATSAPP,
         "",
     ),

@@ -27,6 +27,7 @@ class Export(NamedTuple):
     said: str  # values of fields in messages that somebody wrote; none: missing or false
     clean: Callable[[str], str] = str  # texts and names
     parent: str = ""  # of a message with a role, or the node of a tree: the one before it
+    names: str = ""  # of fields that a record has which is a message
 
 
 def _as_utf8(text: str) -> str:
@@ -47,14 +48,22 @@ def _uncited(text: str) -> str:
     return re.sub("\ue200.*?\ue201", "", text, flags=re.DOTALL)
 
 
+def _unthought(text: str) -> str:
+    """Leaves out the thoughts that open-webui folds away."""
+    return re.sub('<details type="reasoning".*?</details>\\s*', "", text, flags=re.DOTALL)
+
+
 IN_META = "type=,Generic,Share call_duration= is_unsent="
+IN_RECORDS = ("message", None)  # their types
+LAST_NODE = "current_node chat.history.currentId"  # in a tree of messages
 IN_SLACK = "type=message subtype=,bot_message,me_message,thread_broadcast,file_share"
 IN_CHATGPT = (
     "content.content_type=text,multimodal_text recipient=,all "
     "metadata.is_visually_hidden_from_conversation="
 )
 # As in export_output_json.cpp of Telegram Desktop, JsonMessageWriter.cs and MessageKind.cs of
-# DiscordChatExporter (20, 23: answers of bots), and files that the others have exported.
+# DiscordChatExporter (20, 23: answers of bots), models.py of signal-export, and files that the
+# others have exported.
 EXPORTS = {
     "Telegram": Export(
         "messages", "from from_id", "text", "date_unixtime date", "type=message role="
@@ -66,7 +75,14 @@ EXPORTS = {
         "messages", "sender_name", "content", "timestamp_ms", IN_META, _as_utf8
     ),
     "Messenger": Export("messages", "senderName", "text", "timestamp", "type=text,link isUnsent="),
-    "Slack": Export("", "user username bot_id", "text", "ts", IN_SLACK, _as_shown),
+    "Slack": Export("", "user username bot_id", "text", "ts", IN_SLACK, _as_shown, names="type ts"),
+    "Signal": Export(
+        "", "sender", "body", "date", "deleted= call=", names="date sender body quote reactions"
+    ),
+    "Google Chat": Export("messages", "creator.name creator.email", "text", "created_date", ""),
+    "open-webui": Export(
+        "chat.history.messages", "role", "content", "timestamp", "", _unthought, "parentId"
+    ),
     "ChatGPT": Export(
         "mapping", "author.role", "content.parts", "create_time", IN_CHATGPT, _uncited, "parent"
     ),
@@ -109,7 +125,8 @@ def messages_in(
 def _chats_in(record: object, export: Export) -> Iterator[list[Any]]:
     """Yields the messages of each chat in a record, in their order."""
     if not export.messages:
-        if field(record, export.time) and field(record, "type") == "message":
+        names = record.keys() if isinstance(record, dict) else ()
+        if all(x in names for x in export.names.split()) and field(record, "type") in IN_RECORDS:
             yield [record]
         return
     several = (field(record, f"{name}.list") or [] for name in ("chats", "left_chats"))
@@ -120,7 +137,7 @@ def _chats_in(record: object, export: Export) -> Iterator[list[Any]]:
         nodes = dict(found) if isinstance(found, dict) else {}
         messages = list(nodes.values())
         if any(field(node, export.parent) in nodes for node in messages):
-            messages, key = [], field(chat, "current_node") or next(reversed(nodes))
+            messages, key = [], field(chat, LAST_NODE) or next(reversed(nodes))
             while node := nodes.pop(key, None):
                 messages.append(node)
                 key = field(node, export.parent)
@@ -168,6 +185,10 @@ def _message(message: object, export: Export, names: Mapping[str, str]) -> Messa
 def _seconds(time: object) -> float | None:
     """A number of seconds or milliseconds, or a date -> seconds since 1970; None for others."""
     try:
+        if isinstance(time, str) and time.endswith("UTC"):  # of Google
+            written = " ".join(time.split())
+            date = datetime.strptime(written, "%A, %B %d, %Y at %I:%M:%S %p %Z")
+            return date.replace(tzinfo=UTC).timestamp()
         if isinstance(time, str) and "-" in time:
             date = datetime.fromisoformat(time)
             return date.replace(tzinfo=date.tzinfo or UTC).timestamp()

@@ -3,20 +3,24 @@
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from smallmind.text.dialogue import Message
 
 # "[31.12.20, 23:59:59] ", "12/31/20, 11:59 PM - ", "31/12/2020 à 23:59 - ", "2020/12/31 下午1:59 -"
+# with marks of the direction between numbers where people write from right to left.
+BETWEEN = "[\u200e\u200f]?[./-][\u200e\u200f]? ?"
 LINE = re.compile(
     "[\ufeff\u200e\u200f]*"
-    r"(\[)?(\d{1,4})[./-] ?(\d{1,2})[./-] ?(\d{1,4})([^\d\n]{1,8})"
-    r"(\d{1,2})[:.](\d\d)(?:[:.]\d\d)?([^\d\n]{0,8}?)(?(1)\]|\s-)(?:\s|$)",
+    rf"(\[)?(\d{{1,4}}){BETWEEN}(\d{{1,2}}){BETWEEN}(\d{{1,4}})([^\d\n]{{1,16}})"
+    r"(\d{1,2})[:.](\d\d)(?:[:.]\d\d)?([^\d\n]{0,16}?)(?(1)\]|\s-)(?:\s|$)",
 )
+# "[23:59, 31/12/2020] ", as its page copies messages, and "23:59, 31/12/2020 - " in Vietnamese
+TIME_FIRST = re.compile(r"^([^\d[]?\[?)(\d{1,2}[:.]\d\d[^\d\n]{0,8}), ([\d./-]{6,10})(?=\]|\s-)")
 SPEAKER = re.compile(r'[\u200e\u200f~\s]*([^:"“\n]{1,80}):(?:\s|$)')  # a service has none
 ORDERS = (2, 1, 0), (2, 0, 1), (0, 1, 2)  # where year, month and day are
-AFTERNOON = re.compile(r"p\.?\s?m|下午|晚上|午後|오후|م", re.IGNORECASE)
-FORENOON = re.compile(r"a\.?\s?m|上午|凌晨|早上|午前|오전|ص", re.IGNORECASE)
+AFTERNOON = re.compile(r"p\.?\s?m|下午|晚上|午後|오후|م|μ\.\s?μ|ös|अपराह्न", re.IGNORECASE)
+FORENOON = re.compile(r"a\.?\s?m|上午|凌晨|早上|午前|오전|ص|π\.\s?μ|öö|पूर्वाह्न", re.IGNORECASE)
 # WhatsApp writes these in the name of people: all after a left-to-right mark, words in angle
 # brackets, and the names of files. The others stand for messages that are not there.
 ADDED = re.compile(
@@ -40,6 +44,7 @@ def parse(lines: Iterable[str]) -> list[Message | None]:
     """-> the messages, which may have several lines; None for what nobody wrote."""
     found: list[tuple[re.Match[str], list[str]]] = []
     for line in lines:
+        line = TIME_FIRST.sub(r"\1\3, \2", line)
         if begun := LINE.match(line):
             found.append((begun, [line[begun.end() :]]))
         elif found:
@@ -64,7 +69,11 @@ def _times(found: list[re.Match[str]]) -> list[float | None]:
         steps = pairwise(time for time in times if time is not None)
         return 2 * times.count(None) + sum(after < before for before, after in steps)
 
-    return min(([_seconds(x, order) for x in found] for order in ORDERS), key=wrong)
+    times = min(([_seconds(x, order) for x in found] for order in ORDERS), key=wrong)
+    if None in times:
+        return times
+    # Not all words for the halves of a day are known, and the file is in the right order.
+    return list(accumulate((time or 0 for time in times), max))
 
 
 def _seconds(found: re.Match[str], order: tuple[int, int, int]) -> float | None:

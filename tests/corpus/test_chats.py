@@ -158,7 +158,71 @@ CLAUDE = [
     },
 ]
 
+
+def signal(date, who, text, **more):
+    """A line of the data.json of signal-export."""
+    empty = {"quote": "", "sticker": None, "reactions": [], "attachments": [], "deleted": False}
+    return {"date": date, "sender": who, "body": text} | empty | more
+
+
+SIGNAL = [
+    signal("2024-01-01T10:00:00", "Ann", "hi"),
+    signal("2024-01-01T10:00:30", "Me", "", deleted=True),
+    signal("2024-01-01T10:01:00", "Me", "see x.org"),
+]
+
+
+def google(who, time, **more):
+    creator = {"name": who, "email": f"{who}@x.org", "user_type": "Human"}
+    return {"creator": creator, "created_date": time, "topic_id": "t", "message_id": "m"} | more
+
+
+GOOGLE = {  # messages.json of Google Takeout
+    "messages": [
+        google("Ann", "Thursday, December 31, 2020 at 11:59:59\u202fPM UTC", text="hi"),
+        google("Me", "Friday, January 1, 2021 at 12:01:00\u202fAM UTC", text="see x.org"),
+        google("Ann", "Friday, January 1, 2021 at 12:02:00\u202fAM UTC", attached_files=[{}]),
+        google("Ann", "Friday, January 1, 2021 at 9:00:00\u202fAM UTC", text="hi"),
+        google("Me", "Friday, January 1, 2021 at 9:01:00\u202fAM UTC", text="see x.org"),
+    ]
+}
+
+
+def webui(key, parent, role, text):
+    own = {"id": key, "parentId": parent, "childrenIds": [], "role": role, "content": text}
+    return key, {**own, "timestamp": 1_700_000_000}
+
+
+WEBUI = [
+    {
+        "id": "1",
+        "title": "Hi",
+        "chat": {
+            "models": ["m"],
+            "history": {
+                "messages": dict(
+                    [
+                        webui("q", None, "user", "hi"),
+                        webui(
+                            "a",
+                            "q",
+                            "assistant",
+                            '<details type="reasoning" done="true">\n<summary>Thought</summary>\n'
+                            "> Hm.\n</details>\nsee x.org",
+                        ),
+                        webui("b", "q", "assistant", "regenerated"),
+                    ]
+                ),
+                "currentId": "a",
+            },
+        },
+    }
+]
+
 EXPORTS = {
+    "signal": (SIGNAL, "Me", [[HI, SEE]]),
+    "google chat": (GOOGLE, "Me", [[HI, SEE], [HI, SEE]]),
+    "open-webui": (WEBUI, None, [[HI, SEE]]),
     "telegram": (ONE, "Me", [[HI, SEE]]),
     "all of telegram": (
         {"about": "...", "chats": {"about": "", "list": [telegram(name=None), ONE]}},
@@ -213,10 +277,26 @@ STAMPS = {
     "spanish": "31/12/20 11:59 p.\xa0m. - |1/1/21 12:01 a.\xa0m. - |2/1/21 8:02 a.\xa0m. - ",
     "swedish": "2020-12-31 23:59 - |2021-01-01 00:01 - |2021-01-02 08:02 - ",
     "chinese": "2020/12/31 下午11:59 - |2021/1/1 上午12:01 - |2021/1/2 上午8:02 - ",
+    "finnish": "31.12.2020 klo 23.59 - |1.1.2021 klo 0.01 - |2.1.2021 klo 8.02 - ",
+    "hungarian": "2020. 12. 31. 23:59 - |2021. 01. 01. 0:01 - |2021. 01. 02. 8:02 - ",
+    "korean": "2020. 12. 31. 오후 11:59 - |2021. 1. 1. 오전 12:01 - |2021. 1. 2. 오전 8:02 - ",
+    "greek": "31/12/20, 11:59 μ.μ. - |1/1/21, 12:01 π.μ. - |2/1/21, 8:02 π.μ. - ",
+    "turkish": "31.12.2020 ÖS 11:59 - |1.01.2021 ÖÖ 12:01 - |2.01.2021 ÖÖ 8:02 - ",
+    "hindi": "31/12/20, 11:59 अपराह्न - |01/01/21, 12:01 पूर्वाह्न - |02/01/21, 8:02 पूर्वाह्न - ",
+    "arabic": (
+        "\u200f31\u200f/12\u200f/2020، 11:59 م - |\u200f1\u200f/1\u200f/2021، 12:01 ص - "
+        "|\u200f2\u200f/1\u200f/2021، 8:02 ص - "
+    ),
+    "vietnamese": "23:59, 31/12/2020 - |00:01, 01/01/2021 - |08:02, 02/01/2021 - ",
+    "copied from the page": "[23:59, 31/12/2020] |[00:01, 01/01/2021] |[08:02, 02/01/2021] ",
+    "copied in the US": "[11:59 PM, 12/31/2020] |[12:01 AM, 1/1/2021] |[8:02 AM, 1/2/2021] ",
     "ios": "[31/12/2020, 23:59:59] |[01/01/2021, 00:01:00] |[02/01/2021, 08:02:00] ",
     "ios, 12 hours": "[12/31/20, 11:59:59 PM] |[1/1/21, 12:01:00 AM] |[1/2/21, 8:02:00 AM] ",
     "ios, swedish": "[2020-12-31 23:59:59] |[2021-01-01 00:01:00] |[2021-01-02 08:02:00] ",
 }
+
+for first in 0x660, 0x6F0:  # digits of Arabic and Persian
+    STAMPS[f"{first:x}"] = STAMPS["arabic"].translate({48 + i: first + i for i in range(10)})
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -241,6 +321,16 @@ def test_chats_of_whatsapp_are_read(name, end, tmp_path):
     assert "Ann (2 turns), Me (2 turns)" in refused(path)
     assert Corpus(path, assistant="Me").has_conversations()
     assert documents(Corpus(path, chat=False)) == ["\n".join(lines) + "\n"]
+
+
+def test_a_chat_stays_in_order_where_its_times_are_not_understood(tmp_path):
+    """Albanian has words of its own for the halves of a day."""
+    stamps = "31.12.20, 11:58 e paradites - |31.12.20, 1:02 e pasdites - "
+    first, second = stamps.split("|")
+    lines = [f"{first}Ann: hi", f"{first}Me: one", f"{second}Ann: and?", f"{second}Me: two"]
+    path = written(tmp_path / "chat.txt", "\n".join(lines))
+    said = [("user", "hi"), ("assistant", "one"), ("user", "and?"), ("assistant", "two")]
+    assert conversations(Corpus(path, assistant="Me")) == [said]
 
 
 @pytest.mark.parametrize(
