@@ -32,7 +32,7 @@ QUESTION_FIELDS = {
     "question": ("answer", "response", "output", "completion"),
     "query": ("answer", "response", "output", "completion"),
 }
-# The same in records without a text: in others a user or a document is only mentioned.
+# Also a question and its answer, in records without a text: others only mention a user.
 WEAKER_FIELDS = {
     "problem": ("solution", *ANSWER_FIELDS),
     "input": ANSWER_FIELDS,

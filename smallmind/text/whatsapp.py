@@ -70,10 +70,9 @@ def _times(found: list[re.Match[str]]) -> list[float | None]:
         return 2 * times.count(None) + sum(after < before for before, after in steps)
 
     times = min(([_seconds(x, order) for x in found] for order in ORDERS), key=wrong)
-    if None in times:
-        return times
+    known = [time for time in times if time is not None]
     # Not all words for the halves of a day are known, and the file is in the right order.
-    return list(accumulate((time or 0 for time in times), max))
+    return [*accumulate(known, max)] if len(known) == len(times) else times
 
 
 def _seconds(found: re.Match[str], order: tuple[int, int, int]) -> float | None:
