@@ -19,6 +19,7 @@ FORMATS = {
     b"PK\x03\x04": ("a zip archive", "unzip -p {file} > {text}"),
     b"%PDF-": ("a PDF document", "pdftotext {file} {text}"),
     b"\xd0\xcf\x11\xe0": ("an Office document", ""),
+    b"\xff\xff\xff\xff": ("an Arrow file", ""),  # a stream, as the library datasets keeps
 }
 # The formats of zip archives, by the name of their first file, which begins at byte 30.
 ZIPPED = {
@@ -53,6 +54,8 @@ TEXTUAL = (
     (rb"version https://git-lfs\.github\.com/", "a Git LFS pointer", "git lfs pull"),
     (rb"(?:\.\./)*(?:\.git)?/annex/objects/", "a git-annex pointer", "git annex get ."),
     (rb"\{\\rtf", "an RTF document", "pandoc -f rtf -t plain -o {text} {file}"),
+    (rb"ARROW1\0", "an Arrow file", ""),
+    (rb"SQLite format 3\0", "an SQLite database", ""),
     (rb"%PDF-", PDF, "pdftotext {file} {text}"),
     (rb"%!PS", "a PostScript document", "ps2ascii {file} {text}"),
     (

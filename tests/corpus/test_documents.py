@@ -317,6 +317,19 @@ SCROLLING = (
     "00:00:02.000 --> 00:00:02.010\nhello there\n \n\n"
     "00:00:02.010 --> 00:00:04.000\nhello there\nagain<00:00:03.000><c> you</c>\n"
 )
+CONVERTED = "".join(  # by yt-dlp, from captions that scroll
+    f"{i}\n00:00:{times}\n{text}\n\n"
+    for i, (times, text) in enumerate(
+        [
+            ("00,160 --> 00:00:02,350", "hello there"),
+            ("02,350 --> 00:00:02,360", "hello there\n "),
+            ("02,360 --> 00:00:04,000", "hello there\nagain you"),
+            ("04,000 --> 00:00:04,010", "again you\n "),
+            ("04,010 --> 00:00:06,000", "again you\nand more"),
+        ],
+        1,
+    )
+)
 
 
 @pytest.mark.parametrize("piece", [1, 7, None])
@@ -326,6 +339,7 @@ SCROLLING = (
         ("a.srt", SRT, "Where are you?\n- Here.\n42\n4 < 5\nNo blank line above.\n"),
         ("a.vtt", VTT, "Hi & bye\nNo.\nNo.\n"),
         ("b.vtt", SCROLLING, "hello there\nagain you\n"),
+        ("b.srt", CONVERTED, "hello there\nagain you\nand more\n"),
     ],
 )
 def test_subtitles_are_read_without_times(name, data, text, piece, tmp_path):

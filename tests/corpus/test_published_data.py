@@ -518,6 +518,8 @@ DISGUISED = [
         "is a Git LFS pointer",
     ),
     (r"{\rtf1\ansi{\fonttbl{\f0 Arial;}}\f0 Hello}", "is an RTF document; convert it: pandoc"),
+    ("ARROW1\0\0" + "\0" * 99, "is an Arrow file"),
+    ("SQLite format 3\0" + "\0" * 99, "is an SQLite database"),
     ("%!PS-Adobe-3.0\n(Hello) show\n", "is a PostScript document"),
     ("/annex/objects/SHA256E-s1--ab.txt\n", "is a git-annex pointer"),
 ]
