@@ -443,7 +443,8 @@ def call_form(
         message = "the model's chat template writes calls in a form of its own, which cannot be"
         raise APIError(f"{message} required: tool_choice must be auto or none", "tool_choice")
     try:
-        return Form(tokenizer, "grammar", call_grammar(tools, template.calling))
+        grammar = call_grammar(tools, template.calling, tokenizer.special)
+        return Form(tokenizer, "grammar", grammar)
     except InputError as error:
         for tool in tools:  # to name the keyword at fault
             function = tool["function"]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from smallmind.checks import InputError
+from smallmind.text.tokenizer import special_names
 
 ARGUMENTS = "arguments", "parameters"
 # Spaces in calls are where templates write them, in the words of llguidance.
@@ -92,8 +93,13 @@ def calling_in(text: str) -> tuple[str, str, str] | None:
     return (before, after, name) if name and _call(said) else None
 
 
-def call_grammar(tools: Sequence[Mapping[str, Any]], calling: tuple[str, str, str]) -> str:
-    """Returns the grammar of a call of one of the tools, in the notation of Lark."""
+def call_grammar(
+    tools: Sequence[Mapping[str, Any]], calling: tuple[str, str, str], special: Mapping[str, int]
+) -> str:
+    """Returns the grammar of a call of one of the tools, in the notation of Lark.
+
+    Names of `special` tokens around it are these tokens, as a template writes them.
+    """
     before, after, arguments = calling
     calls = []
     for tool in tools:
@@ -103,8 +109,15 @@ def call_grammar(tools: Sequence[Mapping[str, Any]], calling: tuple[str, str, st
         closed = {"required": [*kinds], "additionalProperties": False}
         calls.append({"type": "object", "properties": kinds, **closed})
     schema = json.dumps({"x-guidance": AS_WRITTEN, "anyOf": calls})
-    texts = (json.dumps(text, ensure_ascii=False) if text else "" for text in (before, after))
-    return "start: {} call {}\ncall: %json {}".format(*texts, schema)
+    pieces = [special_names(tuple(special)).split(x) if special else [x] for x in (before, after)]
+    written = (
+        " ".join(
+            f"<[{special[x]}]>" if x in special else json.dumps(x, ensure_ascii=False)
+            for x in filter(None, each)
+        )
+        for each in pieces
+    )
+    return "start: {} call {}\ncall: %json {}".format(*written, schema)
 
 
 def _call(said: Any) -> Call | None:

@@ -6,10 +6,10 @@ have: a `FormState` always knows a way to complete the text, and refuses a token
 way would be too long.
 """
 
-import functools
 import json
+import re
 import string
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,6 +24,8 @@ MISSING = 'answers in a form need the package llguidance: pip install "smallmind
 # Without a limit, small models write line breaks until the end.
 WHITESPACE = r"\n?[ \t]{0,20}"
 NO_TOKEN = -1  # in the place of a byte that no token is
+TOKEN = re.compile(r"<\[(\d+)\]>")  # a special token in a grammar, by its number
+MARK, MARKED = b"\xff", re.compile(b"(\xff[^\xff]+\xff)")  # which no text has
 MAX_ENDING = 512  # tokens of a way to complete a text that is looked for
 MAX_SPELLED = 2048  # its bytes
 MAX_TRIED = 16000  # tokens that are tried to find one: a tenth of a second
@@ -64,7 +66,8 @@ class Form:
                 says = " is not supported" if is_unknown else f": {problem}"
                 problem = f"the keyword {keyword!r}{says}"
             raise InputError(f"the {kind} cannot be compiled: {problem}")
-        vocabulary, small = self._vocabulary, self._vocabulary.small
+        vocabulary = self._vocabulary
+        small = vocabulary.small(map(int, TOKEN.findall(value)) if kind == "grammar" else ())
         matchers = self._compiled(value, vocabulary), self._compiled(value, small)
         # Once for all texts: from the beginning the search takes longest.
         self._state = FormState(matchers[0], _Search(matchers[1], small), vocabulary)
@@ -76,6 +79,9 @@ class Form:
         return self._state.copied(begun)
 
     def _compiled(self, value: Any, vocabulary: "_Vocabulary") -> Any:
+        if self.kind == "grammar":  # the same tokens by their numbers in this vocabulary
+            numbers = vocabulary.special
+            value = TOKEN.sub(lambda x: f"<[{numbers.get(int(x[1]), x[1])}]>", value)
         return _llguidance().LLMatcher(vocabulary.rust, self._grammar(value), log_level=0)
 
     def _grammar(self, value: Any) -> str:
@@ -392,11 +398,17 @@ class _Vocabulary:
         self.size, self.ends = len(tokens), ends
         # A form can end a text although no token can: then one more stands for that.
         self.end = min(ends, default=self.size)
-        self.tokens = [*tokens, *([] if ends else [b"<end>"])]
+        names = [*tokens, *([] if ends else [b"<end>"])]
+        self._small: dict[tuple[int, ...], _Vocabulary] = {}
+        self.special = {token: token for token in special}  # by their numbers in the whole one
+        # In texts that are looked for, special tokens are their names between marks.
+        self.tokens = [
+            MARK + name + MARK if i in self.special else name for i, name in enumerate(names)
+        ]
         count = len(self.tokens)
         self.words = -(-count // 32)
         self.usable = np.full(self.words, 2**32 - 1, np.uint32)  # for endings
-        described = _Described(self.tokens, self.end, {*special, self.end}, encode)
+        described = _Described(names, self.tokens, self.end, {*special, self.end}, encode)
         library = _llguidance()
         self.rust = library.LLTokenizer(
             library.TokenizerWrapper(described), n_vocab=count, eos_token=sorted(ends) or [self.end]
@@ -423,15 +435,20 @@ class _Vocabulary:
             tokens = [tokenizer.token_bytes(i) for i in numbers]
             return cls(tokens, tokenizer.ends, tokenizer.special.values(), encode)
 
-    @functools.cached_property
-    def small(self) -> "_Vocabulary":
-        """The vocabulary in which endings are looked for."""
-        if self.size <= MAX_SMALL:
-            return self
-        made = _Vocabulary([bytes([i]) for i in range(256)], frozenset())
-        bits = [bytes([i]) in self.of_bytes for i in range(256)]
+    def small(self, named: Iterable[int] = ()) -> "_Vocabulary":
+        """Returns one in which endings are looked for, with those of its special tokens."""
+        special = tuple(token for token in dict.fromkeys(named) if token in self.special)
+        if self.size <= MAX_SMALL or special in self._small:
+            return self._small.get(special, self)
+        names = [self.tokens[token].strip(MARK) for token in special]
+        numbers = range(256, 256 + len(names))
+        made = _Vocabulary([*(bytes([i]) for i in range(256)), *names], frozenset(), numbers)
+        made.special = dict(zip(special, numbers, strict=True))
+        bits = [bytes([i]) in self.of_bytes for i in range(256)] + [True] * len(names)
         made.usable = np.zeros(made.words, np.uint32)
-        made.usable.view(np.uint8)[:32] = np.packbits(bits, bitorder="little")
+        packed = np.packbits(bits, bitorder="little")
+        made.usable.view(np.uint8)[: len(packed)] = packed
+        self._small[special] = made
         return made
 
     def tokens_in(self, mask: np.ndarray) -> np.ndarray:
@@ -445,8 +462,11 @@ class _Vocabulary:
 
     def single(self, spelled: bytes) -> list[int]:
         """Returns tokens of one byte that spell something, of longer ones where there are none."""
-        tokens = [self._of_byte[byte] for byte in spelled]
-        return self.longest(spelled) if NO_TOKEN in tokens else tokens
+        found: list[int] = []
+        for piece in MARKED.split(spelled):
+            tokens = [] if MARK in piece else [self._of_byte[byte] for byte in piece]
+            found += self.longest(piece) if MARK in piece or NO_TOKEN in tokens else tokens
+        return found
 
 
 class _Described:
@@ -456,15 +476,16 @@ class _Described:
 
     def __init__(
         self,
-        tokens: list[bytes],
+        names: list[bytes],
+        marked: list[bytes],
         end: int,
         special: Collection[int],
         encode: Callable[[str], list[int]] | None,
     ) -> None:
-        self.tokens, self._encode = tokens, encode
+        self.tokens, self._encode = names, encode
         self.eos_token_id, self.special_token_ids = end, sorted(special)
-        plain = [(spelled, i) for i, spelled in enumerate(tokens) if i not in special]
-        self.of_bytes = dict(reversed(plain))
+        known = [(x, i) for i, x in enumerate(marked) if i not in special or MARK in x]
+        self.of_bytes = dict(reversed(known))
         lengths: dict[int, set[int]] = {}
         for spelled in self.of_bytes:
             if spelled:

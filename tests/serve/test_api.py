@@ -174,6 +174,51 @@ def test_a_call_can_be_required(caller, choice, names):
         )
 
 
+PYTHON_TAG = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls %}<|python_tag|>{{ '{\"name\": ' }}"
+    '{{ call.function.name | tojson }}, "parameters": {{ call.function.arguments | tojson }}'
+    "{{ '}' }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+AROUND = {"hermes": ["<tool_call>", "</tool_call>"], "llama": ["<|python_tag|>"], "plain": []}
+
+
+@pytest.mark.parametrize("smallest", [0, 1024])
+@pytest.mark.parametrize("kind", AROUND)
+def test_a_required_call_has_the_special_tokens_of_its_template(
+    tmp_path, monkeypatch, kind, smallest
+):
+    pytest.importorskip("jinja2")
+    pytest.importorskip("llguidance")
+    monkeypatch.setattr("smallmind.writing.form.MAX_SMALL", smallest)
+    marks = AROUND[kind]
+    tokenizer = Tokenizer(kind="byte").with_special([*marks, "<|im_start|>", "<|im_end|>"])
+    if kind == "llama":
+        tokenizer = tokenizer.with_published(
+            {"tokenizer_config.json": {"chat_template": PYTHON_TAG}}
+        )
+    path = saved_model(tmp_path / "m.safetensors", kind != "llama", 1024, tokenizer, "hermes")
+    fields = {"model": "m", "messages": [{"role": "user", "content": "fox"}], "tools": TWO}
+    fields |= {"tool_choice": {"type": "function", "function": {"name": "weather"}}}
+    fields |= {"max_tokens": 150, "temperature": 2, "seed": 1, "logprobs": True}
+    with talking([path]) as (client, _):
+        (choice,) = client.post("/v1/chat/completions", json=fields).json()["choices"]
+        events = events_of(client, "/v1/chat/completions", **fields)
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["message"]["content"] is None and choice["finish_reason"] == "tool_calls"
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"]) in ({"city": "Rome"}, {"city": "Oslo"})
+    ids = [one["id"] for one in choice["logprobs"]["content"]]
+    special = [token for token in ids if token not in range(256)]
+    assert special == [tokenizer.special[name] for name in marks]
+    deltas = [event["choices"][0] for event in events]
+    streamed = [call for one in deltas for call in one["delta"].get("tool_calls", ())]
+    assert [each["function"] for each in streamed] == [call["function"]]
+    assert not any(one["delta"]["content"] for one in deltas)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
