@@ -22,6 +22,7 @@ from smallmind.corpus.entry import (
 )
 from smallmind.corpus.finding import File, find
 from smallmind.corpus.reading import (
+    LABELS,
     Limits,
     Reading,
     Report,
@@ -30,12 +31,13 @@ from smallmind.corpus.reading import (
     small_bytes,
 )
 from smallmind.corpus.turns import NEEDED
-from smallmind.text.chat import Turn
+from smallmind.text.chat import REJECTED, Turn
 
 EXPANSION = 4  # of compressed texts, about
 MAX_REASONS = 3  # in a message
 TEXT, THOUGHT = map(operator.attrgetter, ("text", "thought"))  # of a turn
 SURROGATES = re.compile("[\ud800-\udfff]")  # JSON can write one half of a UTF-16 pair; UTF-8 cannot
+KINDS = "better and worse answers", "conversations", "plain text"  # which files have
 LINE_ENDS = {
     "\r\n": "CRLF line ends became LF",
     "\r": "CR line ends became LF",
@@ -125,8 +127,16 @@ class Corpus:
         with activity.doing(f"{doing} {what}", usual=size < activity.LARGE):
             reading = self._reading(size)
             cleaner = _Cleaner(reading)
+            holds = dict[int, str]()  # the first of KINDS that a file has -> the first such file
             for file in self.files:
-                yield from _pieces(file, reading, cleaner)
+                kinds = set[int]()
+                for piece in _pieces(file, reading, cleaner):
+                    kinds.add(_kind(piece, self.preferences))
+                    yield piece
+                if kinds:
+                    holds.setdefault(min(kinds), shown(file.name))
+            if 0 in holds and len(holds) > 1:
+                raise _mixed(holds)
             if reading.speakers and not reading.documents:
                 raise unassigned(what, reading, self._paths)
             if self.assistant and not reading.program:
@@ -228,6 +238,22 @@ class _Cleaner:
             self._reading.note("unpaired surrogates became U+FFFD")
             return SURROGATES.sub("\ufffd", text)
         return text
+
+
+def _kind(piece: Piece, preferences: str) -> int:
+    """Returns the number of a piece among KINDS."""
+    if not piece.turns:
+        return 2
+    return 0 if preferences == LABELS or piece.turns[-1].role == REJECTED else 1
+
+
+def _mixed(holds: dict[int, str]) -> InputError:
+    other = max(holds)
+    return InputError(
+        f"{holds[0]} has {KINDS[0]}, and {holds[other]} has {KINDS[other]}: a run learns from one "
+        f"of both. Train on {holds[other]} first, and on {holds[0]} with --init-from that run; or "
+        "give --loss cross-entropy, which learns the better answers and all the rest"
+    )
 
 
 def _nothing(skipped: list[Skipped], notes: Sequence[str]) -> InputError:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from smallmind import parts
 from smallmind.checks import InputError
-from smallmind.corpus.reading import FileStream, NoText, Reading, Skipped, Unusable, shown
+from smallmind.corpus.reading import LABELS, FileStream, NoText, Reading, Skipped, Unusable, shown
 from smallmind.files.encoding import (
     HTML,
     MARKED,
@@ -162,6 +162,9 @@ def read(entry: Entry) -> Iterator[Piece]:
         if entry.reading.is_glance and suffix in RECORD_SUFFIXES:
             return
         yield from pieces
+    if not has_text and entry.reading.left_out > left_out and entry.reading.preferences == LABELS:
+        advice = 'give each answer one, as in "label": true, or train without --loss kto'
+        raise Unusable(entry.name, "has no answer with a label", advice)
     if not has_text and entry.reading.left_out > left_out:
         raise Unusable(
             entry.name,

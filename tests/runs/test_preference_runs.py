@@ -128,6 +128,33 @@ def test_conversations_beside_pairs_are_counted_and_left_out(folder):
         Run.create(text=alone, out=folder / "alone", **base)
 
 
+@pytest.mark.parametrize("loss", ["dpo", "kto", None])
+@pytest.mark.parametrize("kind", ["conversations", "plain text"])
+def test_files_of_other_kinds_beside_pairs_are_named(folder, kind, loss):
+    """The advice works as it is given."""
+    pairs = written(folder / "kinds" / "pairs.jsonl", lines(*sums(4)))
+    other = folder / "kinds" / ("chat.jsonl" if kind == "conversations" else "plain.txt")
+    chat = {"prompt": "1+1", "completion": "2"}
+    written(other, lines(chat, chat) if kind == "conversations" else "1+1 2+2 " * 50)
+    base = {"init_from": str(folder / "base"), "steps": 1}
+    for paths in ([pairs, other], [other, pairs], [folder / "kinds"]):
+        settings = {"text": [*map(str, paths)], "out": folder / "mixed kinds", "loss": loss}
+        if loss == "kto" and kind == "conversations":
+            words = "has no answer with a label; give each answer one" if paths[1:] else ""
+        else:
+            words = f"pairs.jsonl has better and worse answers, and {other} has {kind}: "
+        if words:
+            assert words in refusal(lambda: Run.create(**base, **settings))
+    settings |= {"loss": "cross-entropy", "out": folder / f"all {kind} {loss}"}
+    Run.create(**base, **settings)
+    for name, text in (("first", other), ("second", pairs)):
+        out = folder / f"{name} {kind} {loss}"
+        run = Run.create(text=str(text), out=out, **base)
+        run.train()
+        base["init_from"] = str(out)
+    other.unlink()
+
+
 def test_a_text_without_pairs_is_refused(folder):
     base = {"init_from": str(folder / "base"), "loss": "dpo"}
     for name in ("chat.jsonl", "labels.jsonl"):
