@@ -18,13 +18,12 @@ from smallmind.corpus.turns import (
     MAX_SHAPES,
     PAIR_FIELDS,
     QUESTION_FIELDS,
-    ROLES,
     TEXT_FIELDS,
     are_turns,
     find_shape,
     role_of,
 )
-from smallmind.text.chat import ASSISTANT, REJECTED, SYSTEM, USER
+from smallmind.text.chat import ASSISTANT, REJECTED, ROLE_NAMES, SYSTEM, USER
 
 TEXT_NAMES = ("text", "content", "story")  # fields that hold the text, the most likely first
 KNOWN_FIELDS = {*TEXT_NAMES, *PAIR_FIELDS, *LIST_FIELDS}
@@ -347,9 +346,9 @@ def _tree_rows(rows: list[dict[str, Any]]) -> list[Any] | None:
 
 def _message_rows(rows: list[dict[str, Any]]) -> list[Any] | None:
     """The messages of one conversation, each in a row -> the conversation."""
-    if not all(role_of(row) in ROLES for row in rows):
+    if not all(role_of(row) in ROLE_NAMES for row in rows):
         return None
-    is_one = len(rows) == 1 or any(ROLES[role_of(row)] == ASSISTANT for row in rows)
+    is_one = len(rows) == 1 or any(ROLE_NAMES[role_of(row)] == ASSISTANT for row in rows)
     return _conversation(rows) if is_one else None
 
 
@@ -385,7 +384,7 @@ def _chosen(fields: dict[str, Any]) -> list[Any] | None:
     turns: Any = [chosen] if isinstance(chosen, dict) else chosen
     if not are_turns(turns):
         return None
-    if ROLES[role_of(turns[0])] != ASSISTANT:
+    if ROLE_NAMES[role_of(turns[0])] != ASSISTANT:
         return _conversation(turns)
     if isinstance(asked, str):
         asked = [{"role": USER, "content": asked}]
@@ -411,11 +410,11 @@ def _pair(fields: dict[str, Any]) -> list[Any] | str | None:
     chosen, rejected = (turns[same:] for turns in sides)
     if not (len(chosen) == len(rejected) == 1 and are_turns(chosen) and are_turns(rejected)):
         return "whose answers follow different prompts"
-    if not ROLES[role_of(chosen[0])] == ROLES[role_of(rejected[0])] == ASSISTANT:
+    if not ROLE_NAMES[role_of(chosen[0])] == ROLE_NAMES[role_of(rejected[0])] == ASSISTANT:
         return "whose answers follow different prompts"
     if not all(map(_says, (*chosen, *rejected))):
         return "with a blank answer"
-    if ROLES.get(role_of(sides[0][same - 1])) == USER and not _says(sides[0][same - 1]):
+    if ROLE_NAMES.get(role_of(sides[0][same - 1])) == USER and not _says(sides[0][same - 1]):
         return "with a blank prompt"
     return _conversation([*sides[0][:same], *chosen, {**rejected[0], "role": REJECTED}])
 

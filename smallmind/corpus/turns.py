@@ -15,10 +15,14 @@ from smallmind.text.chat import (
     ANSWERS,
     ASSISTANT,
     REJECTED,
+    ROLE_NAMES,
     SYSTEM,
+    TEXT_PARTS,
+    THOUGHT_PARTS,
     TOOL,
     USER,
     Turn,
+    said_in,
     with_tools,
 )
 from smallmind.text.tools import described_tools, messages_calls
@@ -63,33 +67,11 @@ MARKS = ("weight", "train", "training", "trainable", "learn", "loss", "masked", 
 LABEL = "label"
 RECORD_MARKS = ("weight", "train", "trainable", LABEL)
 SAID_FALSE, SAID_TRUE = ("false", "no"), ("true", "yes")
-# Types of the parts of a turn: text, and what is thought before it.
-TEXT_PARTS = ("text", "input_text", "output_text", None)
-THOUGHT_PARTS = ("thinking", "reasoning")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MAX_SHAPES = 256  # that are remembered of one file
 MADE: Callable[[tuple[str, str, bool, str, str]], Turn] = partial(
     tuple.__new__, Turn
 )  # in half the time
-ROLES = {
-    "system": SYSTEM,
-    "developer": SYSTEM,
-    "user": USER,
-    "human": USER,
-    "prompter": USER,
-    "assistant": ASSISTANT,
-    "gpt": ASSISTANT,
-    "ai": ASSISTANT,
-    "model": ASSISTANT,
-    "bot": ASSISTANT,
-    "chatgpt": ASSISTANT,
-    "chatbot": ASSISTANT,
-    "tool": TOOL,
-    "function": TOOL,
-    "observation": TOOL,
-    "tool_response": TOOL,
-    "ipython": TOOL,
-}
 CALL_ROLES = ("function_call", "tool_call")  # of turns whose text is a call, or a list of calls
 NEEDED = (
     "messages (a list of objects with role and content), or prompt or question or instruction with "
@@ -200,7 +182,7 @@ def role_of(turn: Any) -> str:
 
 def are_turns(values: Any) -> TypeGuard[list[Any]]:
     """Returns True for a list that begins with a message."""
-    return isinstance(values, list) and bool(values) and role_of(values[0]) in ROLES
+    return isinstance(values, list) and bool(values) and role_of(values[0]) in ROLE_NAMES
 
 
 def is_messages(value: object) -> bool:
@@ -219,7 +201,7 @@ class Turns:
         self._entry, self._reading, self._shape = entry, entry.reading, shape
         self._source = source  # in words; empty: the fields
         worse = {REJECTED: REJECTED} if entry.reading.preferences in (PAIRS, LABELS) else {}
-        self._roles: Mapping[str, str] = {**ROLES, **worse}
+        self._roles: Mapping[str, str] = {**ROLE_NAMES, **worse}
         # By the names of a record's fields.
         self._shapes: dict[tuple[object, ...], tuple[TurnFields, tuple[str, ...], bool]] = {}
         # There is something else to read in it.
@@ -456,7 +438,7 @@ class Turns:
         if role is None:
             kind = f"the role {shown(said, 60)!r}" if isinstance(said, str) else "no role"
             raise self._wrong(
-                f"{where} has {kind}; known are {', '.join(ROLES)}", "remove such turns"
+                f"{where} has {kind}; known are {', '.join(ROLE_NAMES)}", "remove such turns"
             )
         name = _first(TEXT_FIELDS, turn)
         rest = [x for x in turn if x not in (role_field, name, *MARKS)]
@@ -530,24 +512,17 @@ class Turns:
             return str(value), ""
         if not isinstance(value, list) or (value and not any(isinstance(x, dict) for x in value)):
             raise self._wrong(f"the field {shown(name, 60)!r} of {where} is not text")
-        texts: list[str] = []
-        thoughts: list[str] = []
-        for number, part in enumerate(value, 1):
-            kind = part.get("type") if isinstance(part, dict) else ""
-            into, field = texts, "text"
-            if kind in THOUGHT_PARTS:
-                into, field = thoughts, kind if kind in part else "text"
-            text = part.get(field) if isinstance(part, dict) else None
-            is_known = kind in (*TEXT_PARTS, *THOUGHT_PARTS) and isinstance(part, dict)
-            if not is_known or not (isinstance(text, str) or (kind and text is None)):
-                words = f", but of type {shown(kind, 60)!r}" if kind and not is_known else ""
-                raise self._wrong(
-                    f"part {number:,} of the field {shown(name, 60)!r} of {where} is not "
-                    f"text{words}",
-                    "remove such parts",
-                )
-            into.append(text or "")
-        return "".join(texts), "".join(thoughts)
+        text, thought, wrong = said_in(value)
+        if wrong:
+            part = value[wrong - 1]
+            kind = part.get("type") if isinstance(part, dict) else None
+            is_known = kind in (*TEXT_PARTS, *THOUGHT_PARTS)
+            words = "" if is_known else f", but of type {shown(kind, 60)!r}"
+            raise self._wrong(
+                f"part {wrong:,} of the field {shown(name, 60)!r} of {where} is not text{words}",
+                "remove such parts",
+            )
+        return text, thought
 
     def _field(self, record: dict[Any, Any], name: str, where: str) -> object:
         if name not in record:

@@ -104,13 +104,20 @@ class API:
         return await self._answer(request, chat=True)
 
     def entry(self, name: Any) -> ServedModel:
-        """Returns the model of this name, or of one that means it. APIError 404 without one."""
+        """Returns the model of this name, or of one that means it. APIError 404 without one.
+
+        The only one needs no name.
+        """
         entries = self.models.entries()
+        known = ", ".join(entry.id for entry in entries) or "none yet"
+        if name is None and len(entries) == 1:
+            return entries[0]
+        if name is None:
+            raise APIError(f"model is missing; there are: {known}", "model")
         for plain in (str, str.lower, _bare):
             found = [entry for entry in entries if plain(entry.id) == plain(str(name))]
             if len(found) == 1:
                 return found[0]
-        known = ", ".join(entry.id for entry in entries) or "none yet"
         message = f"the model {str(name)[:100]!r} does not exist; there are: {known}"
         raise APIError(message, "model", "model_not_found", status=404)
 
@@ -137,7 +144,7 @@ class API:
         if self.is_stopping:
             raise APIError("the server is stopping", status=503)
         fields = await self.fields(request, chat)
-        entry = self.entry(fields.required("model", str))
+        entry = self.entry(fields.get("model", str))
         loaded = await self.loaded(entry)
         with loaded.line.in_use():
             parsed = await self.engine.run_beside(lambda: self._parsed(fields, entry, loaded, chat))

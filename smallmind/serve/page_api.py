@@ -107,7 +107,7 @@ class PageAPI:
         return HTMLResponse(page, headers={POLICY: REPORT_POLICY})
 
     async def _loaded(self, fields: Fields) -> Loaded:
-        return await self.api.loaded(self.api.entry(fields.required("model", str)))
+        return await self.api.loaded(self.api.entry(fields.get("model", str)))
 
     async def _look(self, job: Any) -> Any:
         """Looks into a model between two steps of the texts. APIError if somebody else does."""

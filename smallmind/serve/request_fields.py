@@ -5,6 +5,7 @@ import json
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,7 +14,16 @@ from starlette.requests import Request
 from smallmind.checks import InputError
 from smallmind.serve.errors import APIError
 from smallmind.settings.config import GenerationConfig
-from smallmind.text.chat import ASSISTANT, ROLES, SYSTEM, TOOL, ChatFormat, Turn
+from smallmind.text.chat import (
+    ASSISTANT,
+    ROLE_NAMES,
+    ROLES,
+    SYSTEM,
+    TOOL,
+    ChatFormat,
+    Turn,
+    said_in,
+)
 from smallmind.text.templates import RESERVED_ARGS
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.text.tools import call_grammar, described_tools, messages_calls
@@ -35,6 +45,7 @@ TYPES: dict[type, str] = {
     list: "a list",
     dict: "an object",
 }
+BOOLS = {"true": True, "1": True, "false": False, "0": False}  # as some clients write them
 Value = TypeVar("Value")
 
 
@@ -118,6 +129,7 @@ HARMLESS = {
     *("prompt_cache_retention", "prompt_cache_options", "prediction", "parallel_tool_calls"),
     *("priority", "request_id", "cache_salt", "guided_decoding_backend"),
     *("guided_whitespace_pattern", "spaces_between_special_tokens", "cache_prompt", "id_slot"),
+    "slot_id",
     *("timings_per_token", "return_progress", "dry_base", "dry_allowed_length"),
     *("dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold", "mirostat_tau"),
     *("mirostat_eta", "repeat_last_n", "keep_alive", "ttl", "draft_model", "usage", "session_id"),
@@ -168,6 +180,10 @@ class Fields:
     def get(self, name: str, kind: type[Value]) -> Value | None:
         """Returns a field of this type; None if it is missing or null."""
         value: Any = self.values.get(name)
+        if kind is bool and (isinstance(value, str) or value in (0, 1)):
+            value = BOOLS.get(str(value).lower(), value)
+        elif kind in (int, float) and isinstance(value, str):
+            value = _number(value)
         if value is None:
             return None
         if kind is float and type(value) is int and abs(value) < 2**1000:
@@ -242,11 +258,21 @@ class Fields:
                 continue
             if name == "samplers" and isinstance(value, list) and all(x in value for x in SAMPLERS):
                 continue
+            if name == "logit_bias" and isinstance(value, dict) and not any(value.values()):
+                continue
             default = (None, not self.chat) if name == "add_special_tokens" else NOTHING
             if value not in NEUTRAL.get(name, default):
                 raise APIError(
                     f"{name[:100]} is not supported by this server; leave it out", name[:100]
                 )
+
+
+def _number(text: str) -> Any:
+    """Returns the number that a text is, None if it is blank, or else the text."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text if text.strip() else None
 
 
 async def body_of(request: Request) -> bytes:
@@ -327,7 +353,7 @@ def form_of(fields: Fields, tokenizer: Tokenizer) -> Form | None:
     if kind == "json_object":
         asks[name] = said.get("schema", dict)  # as llama.cpp has it; None: any object
     elif kind == "json_schema":
-        described = said.get("json_schema", dict) or {}
+        described = said.get("json_schema", dict) or said.values
         if "schema" not in described:
             raise APIError(f"{name}.json_schema.schema is missing; it must be an object", name)
         asks[name] = described["schema"]
@@ -479,9 +505,9 @@ def turns_of(
 def _turn(message: Any, name: str) -> Turn:
     if not isinstance(message, dict):
         raise APIError(f"{name} must be an object with role and content", "messages")
-    role, content = message.get("role"), message.get("content")
-    role = SYSTEM if role == "developer" else role
-    if role not in (*ROLES, TOOL):
+    role, content, thinks = message.get("role"), message.get("content"), ""
+    role = ROLE_NAMES.get(role.strip().casefold()) if isinstance(role, str) else None
+    if role is None:
         raise APIError(f"{name}.role must be one of {', '.join((*ROLES, TOOL))}", "messages")
     for other in NOT_IN_MESSAGES:
         if message.get(other):
@@ -489,16 +515,14 @@ def _turn(message: Any, name: str) -> Turn:
                 f"{name}.{other} is not supported by this server; leave it out", "messages"
             )
     if isinstance(content, list):
-        found = [_text_in(part) for part in content]
-        parts = [part for part in found if part is not None]
-        if len(parts) < len(found):
+        content, thinks, wrong = said_in(content)
+        if wrong:
             raise APIError(f"{name}.content may have parts of text only", "messages")
-        content = "".join(parts)
     if content is None and role == ASSISTANT:
         content = ""
     if not isinstance(content, str):
         raise APIError(f"{name}.content must be a string", "messages")
-    thought = next(filter(None, map(message.get, THOUGHTS)), "")
+    thought = next(filter(None, map(message.get, THOUGHTS)), thinks)
     if not isinstance(thought, str):
         raise APIError(f"{name}.reasoning_content must be a string", "messages")
     more: dict[str, Any] = {}
@@ -513,11 +537,3 @@ def _turn(message: Any, name: str) -> Turn:
         known = ((field, message.get(field)) for field in ("name", "tool_call_id"))
         more |= {field: value for field, value in known if isinstance(value, str)}
     return Turn(role, content, thought=thought, more=json.dumps(more) if more else "")
-
-
-def _text_in(part: Any) -> str | None:
-    """Returns the text of a part of a message; None if it is something else."""
-    if not isinstance(part, dict) or part.get("type", "text") not in ("text", "input_text"):
-        return None
-    text = part.get("text")
-    return text if isinstance(text, str) else None

@@ -22,6 +22,17 @@ TOOL = "tool"  # the role of what a tool has returned, for templates that know i
 TEXT = "text"  # the role of a plain document
 REJECTED = "rejected"  # that of an answer that is worse than the one before it, or to be avoided
 ANSWERS = ASSISTANT, REJECTED
+# Names of roles, as files and clients have them.
+ROLE_NAMES = {
+    "system": SYSTEM,
+    "developer": SYSTEM,
+    **dict.fromkeys(("user", "human", "prompter"), USER),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "ai", "model", "bot", "chatbot"), ASSISTANT),
+    **dict.fromkeys(("tool", "function", "observation", "tool_response", "ipython"), TOOL),
+}
+# Types of the parts of a turn: text, and what is thought before it.
+TEXT_PARTS = ("text", "input_text", "output_text", None)
+THOUGHT_PARTS = ("thinking", "reasoning")
 # The lowest bits of marked tokens: what a token is in its conversation.
 PLAIN, LEARNED, CUT, START = range(4)
 MARK_KINDS = 4
@@ -50,6 +61,26 @@ class Turn(NamedTuple):
 
 CALLS = '"tool_calls"'
 Conversation = Sequence[Turn]
+
+
+def said_in(parts: Sequence[Any]) -> tuple[str, str, int]:
+    """Parts of a turn -> its text, what is thought before it, and the number of one that is else.
+
+    Parts are counted from 1; the number is 0 if all are texts or thoughts.
+    """
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for number, part in enumerate(parts, 1):
+        kind = part.get("type") if isinstance(part, dict) else ""
+        into, field = texts, "text"
+        if kind in THOUGHT_PARTS:
+            into, field = thoughts, kind if kind in part else "text"
+        text = part.get(field) if isinstance(part, dict) else None
+        is_known = kind in (*TEXT_PARTS, *THOUGHT_PARTS) and isinstance(part, dict)
+        if not is_known or not (isinstance(text, str) or (kind and text is None)):
+            return "", "", number
+        into.append(text or "")
+    return "".join(texts), "".join(thoughts), 0
 
 
 def with_tools(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> list[Turn]:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -144,7 +145,7 @@ def test_files_of_other_kinds_beside_pairs_are_named(folder, kind, loss):
         else:
             words = f"pairs.jsonl has better and worse answers, and {other} has {kind}: "
         if words:
-            assert words in refusal(lambda: Run.create(**base, **settings))
+            assert words in refusal(partial(Run.create, **base, **settings))
     settings |= {"loss": "cross-entropy", "out": folder / f"all {kind} {loss}"}
     Run.create(**base, **settings)
     for name, text in (("first", other), ("second", pairs)):

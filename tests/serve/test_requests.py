@@ -42,6 +42,8 @@ def asking(client, body, **fields):
         ({"max_new_tokens": 3, "num_predict": -1}, 3),
         ({"max_output_tokens": 3, "max_tokens": None}, 3),
         ({"max_tokens": 0}, 0),
+        ({"max_tokens": "3"}, 3),
+        ({"max_tokens": "4.0", "n_predict": "", "max_new_tokens": "-1"}, 4),
     ],
 )
 def test_the_smaller_of_both_counts_of_tokens_counts(client, body, fields, count):
@@ -87,6 +89,11 @@ OFF = [
     {"functions": [], "function_call": "none"},
     {"logit_bias": {}},
     {"logit_bias": None},
+    {"logit_bias": {"5": 0, "7": 0.0}},
+    {"temperature": "0", "top_k": "", "presence_penalty": " 0.0 "},
+    {"stream": "false"},
+    {"stream": 0},
+    {"slot_id": -1},
     {"response_format": {"type": "text"}},
     {"logprobs": False},
     {"logprobs": None, "top_logprobs": 0},
@@ -197,6 +204,9 @@ def test_a_field_that_would_change_the_answer_and_is_not_built_is_named(client, 
         (CHAT, {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
         (CHAT, {"messages": [*CHAT["messages"], {"role": "tool", "content": "4"}]}, "messages"),
         (CHAT, {"response_format": {"type": "xml"}}, "response_format"),
+        (CHAT, {"max_tokens": "many"}, "max_tokens"),
+        (CHAT, {"temperature": "nan"}, "temperature"),
+        (CHAT, {"stream": "maybe"}, "stream"),
         (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
         (PROMPT, {"json_schema": {"not": {}}}, "json_schema"),
         (PROMPT, {"regex": "(a"}, "regex"),
@@ -233,7 +243,9 @@ def test_what_a_message_has_besides_its_text_is_refused(client, name):
     refused(asking(client, CHAT, messages=messages), f"messages[1].{name}")
 
 
-@pytest.mark.parametrize("part", [{"type": "image_url", "text": "x"}, {"type": "text"}, "x"])
+@pytest.mark.parametrize(
+    "part", [{"type": "image_url", "text": "x"}, {"type": "text", "text": 5}, "x"]
+)
 def test_parts_of_a_message_that_are_no_text_are_refused(client, part):
     messages = [{"role": "user", "content": [part]}]
     refused(asking(client, CHAT, messages=messages), "parts of text only")
@@ -248,6 +260,17 @@ def test_a_thought_before_an_answer_is_not_a_part_of_it():
     _, turns = request_fields.turns_of(request_fields.Fields({"messages": messages}))
     assert turns[1] == Turn("assistant", "12", thought="three fours")
     assert turns[2] == Turn("user", "Sure?")
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "output_text", "text": "12"}]
+    messages[1:] = [{"role": "AI", "content": parts}, {"role": "human", "content": "Sure?"}]
+    _, turns = request_fields.turns_of(request_fields.Fields({"messages": messages}))
+    assert turns[1:] == [Turn("assistant", "12", thought="hm"), Turn("user", "Sure?")]
+
+
+def test_the_only_model_needs_no_name(client, models):
+    for body in ({"prompt": "fox", "max_tokens": 1}, {"model": None, "prompt": "fox"}):
+        refused(client.post(PATHS["text"], json=body), "model is missing; there are: text", "model")
+        with talking(models[:1]) as (alone, _):
+            assert alone.post(PATHS["text"], json=body).json()["model"] == "text"
 
 
 def written(value):
