@@ -177,6 +177,24 @@ def test_wide_models_are_tuned_with_adamw_at_lower_rates():
     assert tuned(576, optimizer="muon", learning_rate=0.5)["learning_rate"] == 0.5
 
 
+def test_pairs_are_learned_at_rates_that_fall_with_the_width_and_the_steps():
+    """The product of rate and steps is near the best that was measured: see bench/LOG.md."""
+
+    def tuned(n_embd, pairs, **flags):
+        chosen = {"init_from": "a model", "n_embd": n_embd, "loss": "dpo", "optimizer": "adamw"}
+        choices = Choices({**chosen, "epochs": 3, "batch_size": 8, **flags})
+        return rates(choices, Facts(conversations=pairs))["learning_rate"]
+
+    assert tuned(64, 200) == pytest.approx(9.6e-5) == tuned(128, 10)
+    assert tuned(64, 1200) == pytest.approx(2.73e-5, rel=0.01)
+    assert tuned(576, 48) == pytest.approx(2.2e-6, rel=0.02)
+    assert tuned(576, 48, lora_rank=8) == pytest.approx(3.2e-5, rel=0.02)
+    found = [tuned(width, pairs) for width, pairs in ((64, 10), (64, 9999), (256, 9999))]
+    assert found == sorted(found, reverse=True) and len({*found}) == 3
+    assert tuned(64, 0, epochs=0, steps=1280) == pytest.approx(9.6e-6)
+    assert tuned(64, 1200, loss="orpo") > 10 * tuned(64, 1200)
+
+
 def test_adapters_of_blocks_that_end_in_norms_learn_at_lower_rates():
     """With Gemma 3 the rate of others gave a loss of 0.936, this one 0.855."""
     choices = Choices({"lora_rank": 16, "n_embd": 640, "init_from": "a model"})

@@ -376,7 +376,9 @@ def settings_of_recipe(choices: Choices, _: Facts) -> Fields:
 FINE_TUNING = 0.3  # of the rates from scratch, for a model that is good already
 LORA_RATE = 8e-3
 SANDWICH_LORA = 0.625  # of it, where branches are normalised at their ends: Gemma 3
-PREFERENCE_TUNING = 0.02  # of these, for preferences: at 0.1 a model forgets what it answered
+# For preferences the share of these rates, which is less for wide models and many steps: a model
+# forgets what it answered by the product of rate and steps.
+PREFERENCE_TUNING, PREFERENCE_STEPS = 0.08, 128
 # Channels up to which that is so, and the powers by which rates fall with more of them.
 TUNED_WIDTH, TUNING_POWER, LORA_POWER = 128, 1.5, 1.0
 
@@ -406,7 +408,9 @@ def rates(choices: Choices, facts: Facts) -> Fields:
         if is_muon:
             fields["matrix_learning_rate"] = tuning * TrainingConfig.matrix_learning_rate
     if now["loss"] not in (*PLAIN, "orpo"):  # which learns the chosen answers as any training does
-        fields["learning_rate"] *= PREFERENCE_TUNING
+        count = now["epochs"] * (facts.conversations or 0) / now["batch_size"] or now["steps"]
+        fewer = PREFERENCE_STEPS / max(PREFERENCE_STEPS, count)
+        fields["learning_rate"] *= PREFERENCE_TUNING * narrow * fewer
     if now["schedule"] in ("linear", "cosine", "wsd", "one-cycle"):
         fields["min_lr"] = 0.0
     if not now["use_mixed_precision"]:
