@@ -83,7 +83,7 @@ def unassigned(name: str, reading: Reading, paths: Iterable[str] = ()) -> Unusab
     common = reading.speakers.most_common()
     listed = [f"{shown(who, 60)} ({count_of(n, 'turn')})" for who, n in common[:MAX_SPEAKERS]]
     listed += [f"{len(common) - len(listed):,} more"] * (len(common) > len(listed))
-    likely = common[0][0] if common else "NAMEf"
+    likely = common[0][0] if common else "NAME"
     reason = f"is a {reading.program} chat, and nothing says who the assistant is"
     if reading.assistant:
         reason = f"is a {reading.program} chat without {shown(reading.assistant, 60)!r} in it"

@@ -131,7 +131,9 @@ class Corpus:
             for file in self.files:
                 kinds = set[int]()
                 for piece in _pieces(file, reading, cleaner):
-                    kinds.add(_kind(piece, self.preferences))
+                    last = piece.turns[-1].role if piece.turns else ""
+                    is_compared = last == REJECTED or self.preferences == LABELS
+                    kinds.add(2 if not last else 0 if is_compared else 1)
                     yield piece
                 if kinds:
                     holds.setdefault(min(kinds), shown(file.name))
@@ -238,13 +240,6 @@ class _Cleaner:
             self._reading.note("unpaired surrogates became U+FFFD")
             return SURROGATES.sub("\ufffd", text)
         return text
-
-
-def _kind(piece: Piece, preferences: str) -> int:
-    """Returns the number of a piece among KINDS."""
-    if not piece.turns:
-        return 2
-    return 0 if preferences == LABELS or piece.turns[-1].role == REJECTED else 1
 
 
 def _mixed(holds: dict[int, str]) -> InputError:

@@ -278,11 +278,11 @@ def _articles(fields: dict[str, Any]) -> list[Any] | None:
 
 def _first_answer(fields: dict[str, Any]) -> list[Any] | None:
     """A question with several answers -> with the first; "" if it has none."""
-    answers = opened(fields["answers"])
+    answers = fields["answers"]
     answers = answers.get("text") if isinstance(answers, dict) else answers
     if not isinstance(answers, list):
         return None
-    answer = answers[0] if answers else ""
+    answer = _first(answers) or ""
     answer = answer.get("text") if isinstance(answer, dict) else answer
     asked = {"question": fields["question"], "context": fields.get("context")}
     return [{**asked, "answer": answer}] if isinstance(answer, str) else None
@@ -452,7 +452,8 @@ def _rated(fields: dict[str, Any]) -> list[Any] | None:
             answers = sorted(answers, key=lambda each: each[name], reverse=name != "rank")
             said = [x.get("response", x.get("answer")) for x in (answers[0], answers[-1])]
             is_equal = answers[0][name] == answers[-1][name]
-            return _preferred(fields["instruction"], said[0], None if is_equal else said[1])
+            worse = None if is_equal else said[1]
+            return [{"prompt": fields["instruction"], "chosen": said[0], "rejected": worse}]
     return None
 
 
@@ -460,15 +461,9 @@ def _of_two(one: str, other: str, fields: dict[str, Any]) -> list[Any]:
     """Two answers and a choice, among the values that mean `one` or the `other` -> the better."""
     *_, first, second, choice = fields.values()
     choice = str(choice).removesuffix(".0")
-    if choice in other.split():
-        first, second = second, first
-    is_equal = choice not in f"{one} {other}".split()
-    return _preferred(fields.get("prompt"), first, None if is_equal else second)
-
-
-def _preferred(prompt: Any, chosen: Any, rejected: Any) -> list[Any]:
-    prompt = prompt.get("full_text") if isinstance(prompt, dict) else prompt
-    return [{"prompt": prompt, "chosen": chosen, "rejected": rejected}]
+    better, worse = (second, first) if choice in other.split() else (first, second)
+    worse = worse if choice in f"{one} {other}".split() else None
+    return [{"prompt": fields.get("prompt"), "chosen": better, "rejected": worse}]
 
 
 def _contents(fields: dict[str, Any]) -> list[Any] | None:
@@ -513,23 +508,15 @@ def _langchain(messages: Any) -> list[Any] | None:
 
 def _task(fields: dict[str, Any]) -> list[Any] | None:
     """A task of Natural Instructions -> its instances, with the first of their answers."""
-    said, found = fields["definition"], _records({"": fields["instances"]})
-    if not found or not all(map(is_record, found)):
+    said, found = _first(fields["definition"]), _records({"": fields["instances"]}) or [None]
+    if not all(map(is_record, found)):
         return None
-    said = said[0] if isinstance(said, list) and said else said
-    answers = ((each, each.get("output")) for each in found)
-    return [
-        {"instruction": said, **each, "output": x[0] if isinstance(x, list) and x else x}
-        for each, x in answers
-    ]
+    return [{"instruction": said, **each, "output": _first(each.get("output"))} for each in found]
 
 
-def _answered(fields: dict[str, Any]) -> list[Any] | None:
-    """The messages of a request, and the first choice of its answer -> the conversation."""
-    asked, choices = fields["messages"], fields["choices"]
-    first = choices[0] if isinstance(choices, list) and choices else None
-    message = first.get("message") if isinstance(first, dict) else None
-    return _conversation([*asked, message]) if are_turns(asked) and are_turns([message]) else None
+def _first(value: Any) -> Any:
+    """Returns the first part of a list, or anything else as it is."""
+    return value[0] if isinstance(value, list) and value else value
 
 
 CONTAINER = Shape("the records in a list", f"{CONTAINERS} {PLAIN}", _records, is_chat=False)
@@ -549,7 +536,6 @@ SHAPES = (
         "body custom_id|url",
         lambda x: [x["body"]] if isinstance(x["body"], dict) else None,
     ),
-    Shape("requests with their answers", "messages choices", _answered),
     # Conversations.
     Shape(
         "lists of texts as questions and answers",
@@ -583,15 +569,11 @@ SHAPES = (
     Shape(OF_TWO, "prompt response_0 response_1 better_response_id", partial(_of_two, "0", "1")),
     Shape(
         OF_TWO,
-        "context response1 response2 overall_preference",
-        lambda x: _of_two("-3 -2 -1", "1 2 3", {"prompt": x["context"], **x}),
+        "prompt|context response1 response2 overall_preference",
+        partial(_of_two, "-3 -2 -1", "1 2 3"),
     ),
     Shape(OF_TWO, "conversation_a conversation_b winner", partial(_of_two, "model_a", "model_b")),
-    Shape(
-        OF_TWO,
-        "history human_ref_a human_ref_b labels",
-        lambda x: _of_two("1", "0", {"prompt": x["history"], **x}),
-    ),
+    Shape(OF_TWO, "prompt|history human_ref_a human_ref_b labels", partial(_of_two, "1", "0")),
     Shape(
         "the chosen answers of preferences, not the rejected ones (--init-from learns from both),",
         f"{CHOSEN} {REJECTED_NAMES} {OF_PAIRS}",

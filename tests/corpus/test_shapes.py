@@ -182,12 +182,6 @@ PUBLISHED = [  # of each file the name, its records, the conversations, and word
         "the bodies of requests",
     ),
     (
-        "logged.jsonl",
-        [{"messages": [USER], "choices": [{"index": 0, "message": ASSISTANT}]}],
-        [SAID],
-        "requests with their answers",
-    ),
-    (
         "rated.jsonl",
         [{"instruction": "q", "completions": [{"response": "a", "overall_score": 9.0}]}],
         [SAID],
