@@ -129,12 +129,8 @@ class Corpus:
             cleaner = _Cleaner(reading)
             holds = dict[int, str]()  # the first of KINDS that a file has -> the first such file
             for file in self.files:
-                kinds = set[int]()
-                for piece in _pieces(file, reading, cleaner):
-                    last = piece.turns[-1].role if piece.turns else ""
-                    is_compared = last == REJECTED or self.preferences == LABELS
-                    kinds.add(2 if not last else 0 if is_compared else 1)
-                    yield piece
+                pieces, kinds = _pieces(file, reading, cleaner), set[int]()
+                yield from _noted(pieces, kinds, self.preferences) if self.preferences else pieces
                 if kinds:
                     holds.setdefault(min(kinds), shown(file.name))
             if 0 in holds and len(holds) > 1:
@@ -240,6 +236,14 @@ class _Cleaner:
             self._reading.note("unpaired surrogates became U+FFFD")
             return SURROGATES.sub("\ufffd", text)
         return text
+
+
+def _noted(pieces: Iterable[Piece], kinds: set[int], preferences: str) -> Iterator[Piece]:
+    """Yields the pieces, and adds the numbers of their KINDS."""
+    for piece in pieces:
+        last = piece.turns[-1].role if piece.turns else ""
+        kinds.add(2 if not last else 0 if last == REJECTED or preferences == LABELS else 1)
+        yield piece
 
 
 def _mixed(holds: dict[int, str]) -> InputError:

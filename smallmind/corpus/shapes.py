@@ -33,6 +33,7 @@ CONTAINERS = "train|data|rows|records|examples|instances|items|conversations|dia
 # Fields that hold lists or objects: where they are texts, these say what they hold.
 OF_LISTS = {*LIST_FIELDS, "data", "dialog", "dialogue", "utterances", "contents", "completions"}
 OF_LISTS |= {"answers", "items", "turns", "instances", "body"}
+BEGINNINGS = frozenset("[{a \n\t")  # of such texts
 # A record with one of these is no list of others, whatever else it has.
 PLAIN = " ".join(f"!{name}" for name in (*TEXT_NAMES, *QUESTION_FIELDS, "messages"))
 TURNS = "messages|conversations|conversation"
@@ -96,6 +97,8 @@ class Unfolded:
         """Opens texts that hold lists or objects, in fields that are for these, or messages."""
         if self._is_plain or not isinstance(record, dict):
             return record
+        if BEGINNINGS.isdisjoint([x[:1] for x in record.values() if isinstance(x, str)]):
+            return record  # as most are
         found = {}
         for name, value in record.items():
             if isinstance(value, str) and OPENING.match(value):
@@ -114,7 +117,8 @@ class Unfolded:
         """Yields the records that rows hold."""
         common, together = None, list[Row]()  # neighbours that are read as a list
         for row in rows:
-            row = self.opened(row[0]), row[1]
+            if (record := self.opened(row[0])) is not row[0]:
+                row = record, row[1]
             matches = self._matches(*row)
             if not (matches or common):
                 yield row
@@ -128,7 +132,7 @@ class Unfolded:
                 together.append(row)
             else:
                 yield from self._unfold(*row, matches)
-            del row  # which may be large, while the next one is read
+            del row, record  # which may be large, while the next one is read
         if common:
             yield from self._together(*common, together)
 
