@@ -31,6 +31,7 @@ SEPARATE = {
 }
 IN_CELLS = ("w:p", "text:p", "text:h", "w:br", "w:cr", "text:line-break")  # become spaces there
 CHARACTERS = {"w:tab": "\t", "text:tab": "\t", "text:s": " ", "w:noBreakHyphen": "\u2011"}
+PAGE = re.compile("html|x-oeb1-document")  # the type of a page; the latter in old books
 WORD_PARTS = [re.compile(rf"word/{name}\d*\.xml") for name in ("document", "footnotes", "endnotes")]
 
 
@@ -52,12 +53,12 @@ def _pages(entry: Entry, parts: dict[str, Entry]) -> Iterator[Entry]:
     locked = [tag.get("URI") for tag in _tags(parts, "META-INF/encryption.xml", "CipherReference")]
     for itemref in _tags(parts, roots[0], "itemref"):
         item = items.get(itemref.get("idref"), {})
-        href = item.get("href", "")
+        href = item.get("href", "").partition("#")[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(roots[0]), unquote(href)))
         if path in locked:
             raise Unusable(entry.name, "is protected (DRM)", "use a copy without DRM")
         is_navigation = "nav" in item.get("properties", "").split() or href in left_out
-        if not is_navigation and "html" in item.get("media-type", "") and path in parts:
+        if not is_navigation and PAGE.search(item.get("media-type", "")) and path in parts:
             yield parts.pop(path)  # once, however often a hostile book names it
 
 

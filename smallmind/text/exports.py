@@ -175,6 +175,7 @@ def _message(message: object, export: Export, names: Mapping[str, str]) -> Messa
     texts += [field(x, "extracted_content") for x in field(message, "attachments") or ()]
     between = "\n\n" if export.parent else ""
     text = export.clean(between.join(x for x in texts if isinstance(x, str))).strip("\n")
+    text = re.sub(r"@(\w+)", lambda found: f"@{names.get(found[1], found[1])}", text)
     if speaker is None or not text.strip():
         return None
     profile = field(message, "user_profile.display_name user_profile.real_name")

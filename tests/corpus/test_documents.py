@@ -210,6 +210,15 @@ def test_the_text_of_a_document(name, parts, text, piece, tmp_path):
     )
 
 
+def test_pages_of_old_books_have_another_type(tmp_path):
+    old = PACKAGE.replace(
+        'b.xhtml" media-type="application/xhtml+xml"',
+        'b.xhtml#top" media-type="text/x-oeb1-document"',
+    )
+    book = {**BOOK, "OEBPS/content.opf": old}
+    assert documents(zipped(tmp_path / "a.epub", book)) == [BOOK_TEXT]
+
+
 def test_documents_in_an_archive_are_read_one_by_one(tmp_path):
     parts = {}
     for name in ("a.epub", "runs.docx", "lines.odt"):
