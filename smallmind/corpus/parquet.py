@@ -15,7 +15,7 @@ from smallmind.corpus.entry import Entry, Piece
 from smallmind.corpus.json_values import Number
 from smallmind.corpus.reading import shown
 from smallmind.corpus.records import Records, check_columns
-from smallmind.corpus.shapes import SHAPE_FIELDS
+from smallmind.corpus.shapes import OF_LISTS, SHAPE_FIELDS
 from smallmind.corpus.turns import TELLING_FIELDS
 
 ROWS_AT_ONCE = 256  # that are converted at once
@@ -35,8 +35,8 @@ def read_parquet(entry: Entry) -> Iterator[Piece]:
             types = {field.name: str(field.type) for field in table.schema_arrow}
             names = list(table.schema_arrow.names)
         check_columns(entry, names)
-        known = {*TELLING_FIELDS, *SHAPE_FIELDS}
-        telling = [x for x in names if x.casefold() in known or types[x].startswith("list")]
+        known = {*TELLING_FIELDS, *SHAPE_FIELDS, *OF_LISTS}
+        telling = [x for x in names if x.casefold() in known or "list<" in types[x]]
         first = next(iter(next(_batches(entry, table, telling), [])), None) if telling else None
         columns = list(records.columns(names, first, "its columns"))
         for name in () if entry.reading.field else names:

@@ -518,7 +518,7 @@ def _turn(message: Any, name: str) -> Turn:
         content, thinks, wrong = said_in(content)
         if wrong:
             raise APIError(f"{name}.content may have parts of text only", "messages")
-    if content is None and role == ASSISTANT:
+    if content is None and role in (ASSISTANT, TOOL):
         content = ""
     if not isinstance(content, str):
         raise APIError(f"{name}.content must be a string", "messages")

@@ -447,6 +447,20 @@ def test_answers_in_cells_may_be_objects_of_python(tmp_path):
         assert read(written(tmp_path / "a.csv", data))[0] == [[ASKED, SAID]]
 
 
+@pytest.mark.parametrize("kind", ["list_", "large_list", "json", "python"])
+@pytest.mark.parametrize("name", ["messages", "conversation", "turns"])
+def test_columns_of_parquet_may_hold_conversations_too(tmp_path, name, kind):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    turns = [USER, ASSISTANT]
+    column = pa.array([json.dumps(turns) if kind == "json" else repr(turns)])
+    if kind.endswith(("list", "list_")):
+        struct = pa.struct([("role", pa.string()), ("content", pa.string())])
+        column = pa.array([turns], getattr(pa, kind)(struct))
+    parquet.write_table(pa.table({"id": ["x"], name: column}), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet")[0] == [[ASKED, SAID]]
+
+
 @pytest.mark.parametrize("answer", ['{""a"": 1}', "[1, 2]", '[{""name"": ""f""}]', "['a']"])
 def test_an_answer_in_json_is_a_text(tmp_path, answer):
     path = written(tmp_path / "a.csv", f'question,answer\n2+2?,"{answer}"\n')
