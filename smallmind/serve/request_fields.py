@@ -167,7 +167,7 @@ NO_TOOLS = (
     "the model's chat template does not support tools: leave them out, or let the server ignore "
     "them with serve --ignore-tools"
 )
-NOT_IN_MESSAGES = ("function_call", "prefix", "partial", "images", "audio")
+NOT_IN_MESSAGES = ("prefix", "partial", "images", "audio")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -526,7 +526,7 @@ def _turn(message: Any, name: str) -> Turn:
     if not isinstance(thought, str):
         raise APIError(f"{name}.reasoning_content must be a string", "messages")
     more: dict[str, Any] = {}
-    if calls := message.get("tool_calls"):
+    if calls := message.get("tool_calls") or list(filter(None, [message.get("function_call")])):
         if role != ASSISTANT:
             raise APIError(f"{name}.tool_calls belong in an assistant turn", "messages")
         try:

@@ -266,6 +266,20 @@ def test_a_thought_before_an_answer_is_not_a_part_of_it():
     assert turns[1:] == [Turn("assistant", "12", thought="hm"), Turn("user", "Sure?")]
 
 
+def test_earlier_calls_of_functions_are_those_of_tools():
+    call = {"name": "w", "arguments": '{"x": 1}'}
+    found = []
+    for fields, role in (({"function_call": call}, "function"), ({"tool_calls": [call]}, "tool")):
+        messages = [
+            {"role": "user", "content": "fox"},
+            {"role": "assistant", "content": None, **fields},
+            {"role": role, "name": "w", "content": None},
+        ]
+        found.append(request_fields.turns_of(request_fields.Fields({"messages": messages})))
+    assert found[0] == found[1] and found[0][1][2].role == "tool"
+    assert json.loads(found[0][1][1].more)["tool_calls"][0]["function"]["arguments"] == {"x": 1}
+
+
 def test_the_only_model_needs_no_name(client, models):
     for body in ({"prompt": "fox", "max_tokens": 1}, {"model": None, "prompt": "fox"}):
         refused(client.post(PATHS["text"], json=body), "model is missing; there are: text", "model")
