@@ -307,9 +307,7 @@ REWARD_BETA = 0.005  # without it a model that is right half of the time may for
 
 
 def rewards(choices: Choices, _: Facts) -> Fields:
-    """Asks many questions per update, as few of them teach, stays near the starting model, and does
-    not stop early.
-    """
+    """Asks many questions per update, stays near the starting model, and does not stop early."""
     fields: Fields = {
         "batch_size": REWARD_BATCH,
         "early_stopping_patience": 0,
