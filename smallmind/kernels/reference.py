@@ -260,7 +260,7 @@ def softcap_backward(dx, dy, y, cap):
     "matmul",
     functions=40,
     temporaries=2,
-    division=("product", "out"),
+    division=("product of a^T", "out"),
     operations=product_operations,
 )
 @takes(
@@ -277,7 +277,7 @@ def matmul_transpose_a(out, a, b, addend=None):
     functions=0,
     temporaries=2,
     gradient="a",
-    division=("product", "out"),
+    division=("product of b^T", "out"),
     operations=product_operations,
 )
 @takes(
@@ -762,7 +762,7 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=N
     "attention.backward",
     functions=53,
     temporaries=attention_backward_temporaries,
-    division=("heads", "logsumexp"),
+    division=("shared heads", "logsumexp"),
     operations=attention_backward_operations,
     repeats=0.2,
 )

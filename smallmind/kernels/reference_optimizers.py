@@ -9,7 +9,7 @@ from smallmind.kernels.description import kernel, muon_operations, muon_temporar
 from smallmind.kernels.number_types import round_to
 
 
-@kernel("reduce", functions=2, writes=0, is_of_layer=False, division=("chunks", "x"))
+@kernel("reduce", functions=2, writes=0, is_of_layer=False, division=("chunks of elements", "x"))
 @takes("n: x n float32")
 def sum_of_squares(x):
     """x (n,) -> the sum of the squares of its elements, as a float."""
