@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smallmind.bench.cases import numpy_peer, torch_peer
-from smallmind.bench.ceilings import Streams, copy_rate, one_thread
+from smallmind.bench.ceilings import Streams, one_thread
 from smallmind.bench.machine import load
 from smallmind.kernels import cases
 from smallmind.kernels.cases import Case, WrongError
@@ -83,9 +83,10 @@ def limits() -> dict[str, Any]:
     Units: 1/s, and cores.
     """
     found: dict[str, Any] = load()
+    streams = {nbytes: Streams(nbytes) for nbytes in COPIED}
+    found["copy_bytes_per_second"] = {str(n): each.copy_rate() for n, each in streams.items()}
     with one_thread():
-        found["copy_bytes_per_second_on_one"] = copy_rate(COPIED[-1])
-    found["copy_bytes_per_second"] = {str(nbytes): copy_rate(nbytes) for nbytes in COPIED}
+        found["copy_bytes_per_second_on_one"] = streams[COPIED[-1]].copy_rate()
     return found
 
 

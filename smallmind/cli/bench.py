@@ -114,7 +114,7 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             flag(
                 "names",
                 "NAME",
-                "of kernels, such as matmul attention, or a file.py that adds some; default: all",
+                "a kernel, such as matmul or attention, or a file.py that adds some; default: all",
                 nargs="*",
             ),
             several("--shapes", "S,S", shape, "such as 768x128x384,1x512x128"),
@@ -280,7 +280,7 @@ def _kernels(
     if missing := [file for file in files if not Path(file).is_file()]:
         raise InputError(f"{missing[0]} does not exist")
     names = [name for name in options.names if not name.endswith(".py")]
-    words = ["kernels", "smallmind.bench.peers.kernels", *_libraries(options.names)]
+    words = ["kernels", "smallmind.bench.peers.kernels", *_libraries(names, bool(files))]
     with Worker(*words, threads=threads, variables=variables, binds=False) as worker:
         with saying("starting"):
             known = worker.ask(known=files)
@@ -311,8 +311,13 @@ def _refuse_wrong(answer: Record) -> None:
         raise InputError(answer["wrong"])
 
 
-def _libraries(names: Sequence[str]) -> list[str]:
-    """Returns the peers to import, which takes seconds: only those that these kernels have."""
+def _libraries(names: Sequence[str], are_added: bool) -> list[str]:
+    """Returns the peers to import, which takes seconds: only those that these kernels have.
+
+    A file's own kernels have none.
+    """
+    if are_added and not names:
+        return []
     from smallmind.bench.cases import TORCH
 
     is_wanted = not names or any(name.startswith(tuple(TORCH)) for name in names)
