@@ -640,4 +640,4 @@ FOLDER.cleanup()
 # ## What you can do now
 #
 # You can pull the plug in the middle of a run and lose minutes, and show that the result is the
-# same to the bit. Next: lesson 11, *Out of here*, on taking it to other programs.
+# same to the bit. Next: lesson 11, *Export and import*, on taking it to other programs.

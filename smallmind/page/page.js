@@ -58,7 +58,7 @@ const serverClient = () => {
         part = await reader.read();
       } catch (error) {
         if (error.name === "AbortError") throw error;
-        throw Object.assign(new Error("The server has gone in mid-answer."), { gone: true });
+        throw Object.assign(new Error("The server disconnected in the middle of an answer."), { gone: true });
       }
       if (part.done) break;
       waiting += decoder.decode(part.value, { stream: true });
@@ -70,7 +70,7 @@ const serverClient = () => {
         yield JSON.parse(data);
       }
     }
-    throw Object.assign(new Error("The server has gone in mid-answer."), { gone: true });
+    throw Object.assign(new Error("The server disconnected in the middle of an answer."), { gone: true });
   }
 
   // The tokens of a piece, in the form that this page has.

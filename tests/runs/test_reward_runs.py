@@ -104,9 +104,9 @@ def test_questions_need_no_answers_unless_the_reward_compares(folder):
         assert isinstance(run.data, QuestionsDataset) and run.data.count_of("train") == 36
         run.train()
         assert Run.open(run.path).data.digest == run.data.digest
-        with pytest.raises(InputError, match="have no wanted answers"):
+        with pytest.raises(InputError, match="have no expected answers"):
             run.evaluate()
-        said = "compares with the wanted answer, and the question '"
+        said = "compares with the expected answer, and the question '"
         assert said in refusal(lambda text=text: tuned(folder, f"no {text}", "exact", text).train())
 
 
