@@ -127,6 +127,25 @@ def _columns(call: Divided) -> Work:
     return _iterations([R * LANES] * (kinds * ceil_div(C, LANES)), call.workers)
 
 
+def _kept_heads(call: Divided) -> Work:
+    """A head of keys and values of each new token that is kept."""
+    _, G, S, _ = call.array.shape
+    B = len(call.arguments["slots"])
+    T = len(call.arguments["qkv"]) // B
+    return _iterations([1] * (B * G * min(T, S)), call.workers)
+
+
+def _matrices(call: Divided) -> Work:
+    """Whole matrices, sorted by size: back and forth over the workers."""
+    work = [0.0] * call.workers
+    blocks = zip(call.array.rows.tolist(), call.array.columns.tolist(), strict=True)
+    for i, (rows, columns) in enumerate(blocks):
+        turn, place = divmod(i, call.workers)
+        worker = place if turn % 2 == 0 else call.workers - 1 - place
+        work[worker] += min(rows, columns) ** 2 * (17 * min(rows, columns) + 3 * max(rows, columns))
+    return work
+
+
 # By the name that the description of a kernel gives.
 DIVISIONS: dict[str, Callable[[Divided], Work]] = {
     "alone": lambda call: [1.0] + [0.0] * (call.workers - 1),
@@ -144,6 +163,11 @@ DIVISIONS: dict[str, Callable[[Divided], Work]] = {
         math.prod(call.array.shape[:2]), call.array.shape[2], np.sqrt, call.workers
     ),
     "shared heads": _shared_heads,
+    "heads of queries": lambda call: _rows(
+        call.array.size // call.arguments["values"].shape[3], call.workers
+    ),
+    "kept heads": _kept_heads,
+    "matrices": _matrices,
 }
 
 
@@ -156,8 +180,11 @@ def kernel_imbalance(name: str, arguments: Arguments, workers: int) -> float:
     return imbalance(work, array.size if kind.startswith("product") else None)
 
 
-def _shape(name: str, arguments: Arguments) -> str:
-    """Returns the sizes of the kernel's axes, such as 768x128x512, from its arguments."""
+def shape_of(name: str, arguments: Arguments) -> str:
+    """Returns the sizes of the kernel's axes, such as 768x128x512, from its arguments.
+
+    Or, where its arrays do not tell them, the shape of the largest.
+    """
     takes = KERNELS[name].arguments
     sizes = {axis: arguments[axis] for axis in takes.axes if axis in arguments}
     found = []
@@ -172,7 +199,10 @@ def _shape(name: str, arguments: Arguments) -> str:
                 known = [int(sizes.get(x, x)) for x in factors if x not in unknown]
                 sizes[unknown[0]] = size // math.prod(known)
                 break
-    return "x".join(str(sizes.get(axis, "?")) for axis in takes.axes)
+    if len(sizes) < len(takes.axes):
+        arrays = [x for x in arguments.values() if isinstance(x, np.ndarray)]
+        return "x".join(map(str, max((x.shape for x in arrays), key=math.prod)))
+    return "x".join(str(sizes[axis]) for axis in takes.axes)
 
 
 @dataclass
@@ -215,7 +245,8 @@ class _Regions(AbstractContextManager[None]):
 
 
 @contextmanager
-def _counting_regions() -> Iterator[_Regions]:
+def counting_regions() -> Iterator[_Regions]:
+    """Counts the parallel regions that kernels enter within the block."""
     with PARALLEL.region:  # the first one of all replaces it
         pass
     lock = PARALLEL.region
@@ -258,7 +289,7 @@ class Step:
                 before = regions.count
                 result = kernel(*arguments, **named)
                 entered = regions.count - before
-                shape = _shape(name, bound)
+                shape = shape_of(name, bound)
                 if (name, shape) not in found:
                     found[name, shape] = self._new(name, shape, bound, entered, workers)
                 calls = found[name, shape]
@@ -273,7 +304,7 @@ class Step:
 
             return counted
 
-        with _counting_regions() as regions, self.model.workspace.wrapped_kernels(wrap):
+        with counting_regions() as regions, self.model.workspace.wrapped_kernels(wrap):
             self()
         return found
 
@@ -327,7 +358,7 @@ class Step:
                 start = time.perf_counter()
                 result = kernel(*arguments, **named)
                 taken = time.perf_counter() - start
-                key = name, _shape(name, names.bind(*arguments, **named).arguments)
+                key = name, shape_of(name, names.bind(*arguments, **named).arguments)
                 seconds[key] = seconds.get(key, 0.0) + taken
                 return result
 

@@ -118,6 +118,7 @@ MIN_NORM = 1e-7  # a smaller matrix is divided by this
     writes=3,
     temporaries=muon_temporaries,
     is_of_layer=False,
+    division=("matrices", "blocks"),
     operations=muon_operations,
 )
 @takes(
@@ -149,7 +150,7 @@ def muon(parameters, gradients, m, blocks, coefficients, working=None):
         working[...] = round_to(parameters, working.dtype)
 
 
-@kernel("muon", functions=2, writes=2, is_of_layer=False)
+@kernel("muon", functions=2, writes=2, is_of_layer=False, division=("elements", "m"))
 @takes(
     "n: m +n float32, gradients +n float32 consumed",
     coefficients=MuonCoefficients(0.02, 0.95, 0.1, 0.5),
