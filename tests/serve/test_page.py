@@ -6,7 +6,6 @@ Only where playwright and a Chromium are installed.
 import contextlib
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -23,20 +22,9 @@ from tests.serve.conftest import saved_model, serving
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 LONG = 4000  # tokens of an answer that is still being written when something happens
 STEP = 0.005  # seconds more that a token takes
 SECONDS = 30
-
-
-@pytest.fixture(scope="module")
-def browser():
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with playwright.sync_playwright() as programs:
-        browser = programs.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
