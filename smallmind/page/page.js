@@ -557,8 +557,20 @@ $("input").addEventListener("keydown", (event) => {
     send();
   }
 });
+// What has the focus is scrolled to between the bar and the composer, which stay in place.
+const staying = new ResizeObserver(() => {
+  const { style } = document.documentElement;
+  style.scrollPaddingTop = `${document.querySelector(".bar").offsetHeight}px`;
+  style.scrollPaddingBottom = `${$("dock").offsetHeight}px`;
+});
+staying.observe(document.querySelector(".bar"));
+staying.observe($("dock"));
 $("stop").addEventListener("click", () => stopping?.abort());
-addEventListener("keydown", (event) => { if (event.key === "Escape") stopping?.abort(); });
+addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  stopping?.abort();
+  $("chosen").classList.remove("open");
+});
 
 $("new").addEventListener("click", () => {
   stopping?.abort();
