@@ -55,6 +55,7 @@ def measure(row: str, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     bound = max(floors, key=lambda name: floors[name])
     return {
         "kernel": row,
+        "type": kind,
         "axes": " ".join(case.takes.axes),
         "shape": list(sizes),
         "flops": operations,

@@ -412,8 +412,10 @@ def _roofline(whole: Record) -> str:
         points.append(Point(name, record["flops"] / record["bytes"], rate, shape))
     limits, copies = whole["limits"], whole["limits"]["copy_bytes_per_second"]
     peaks = {"float32": limits["multiply_add_per_second"]}
-    if limits.get("multiply_bfloat16_per_second", 0) > 1.1 * peaks["float32"]:
-        peaks["bfloat16"] = limits["multiply_bfloat16_per_second"]
+    for record in most.values():
+        kind, rate = record.get("type", "float32"), record["multiply_add_per_second"] or 0.0
+        if kind != "float32" and rate > 1.1 * peaks["float32"]:
+            peaks[kind] = max(rate, peaks.get(kind, 0.0))
     return roofline(points, peaks, {f"{int(n) / 1e6:g} MB": x for n, x in copies.items()})
 
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Rewards and preferences
 #
-# So far someone knew what the model should have said. Here it learns from less: from rewards for
-# its own answers, or from pairs of a better and a worse one. After this lesson you will be able to
+# A model can learn from less than the right answer: from rewards for its own answers, or from pairs
+# of a better and a worse one. After this lesson you will be able to
 #
 # - say how a reward, which has no gradient, becomes one, and measure what a baseline is for;
 # - write the loss of a group of answers (GRPO), and that of a pair (DPO), in a few lines of NumPy,
