@@ -508,12 +508,14 @@ def _overview(
         rows = _Rows(console, "Rates")
         for kind, both in ask("peaks").items():
             cells = _both(*(f"{x / 1e9:,.0f} GFLOP/s" for x in both))
-            rows.add({"": kind, **cells}, first=22)
+            rows.add({"": kind, **cells}, first=22, least=13)
             yield from _figures(f"{kind}, {{}}", both, "FLOP/s")
         for nbytes, found in ask("bandwidths").items():
             for how, both in found.items():
                 what = f"{how} {int(nbytes) / 1e6:g} MB"
-                rows.add({"": what, **_both(*(f"{x / 1e9:,.0f} GB/s" for x in both))}, first=22)
+                rows.add(
+                    {"": what, **_both(*(f"{x / 1e9:,.0f} GB/s" for x in both))}, first=22, least=13
+                )
                 yield from _figures(f"{what}, {{}}", both, "B/s")
         rows = _Rows(console, "A training step of each size (GPT-2, AdamW)")
         rate = None
