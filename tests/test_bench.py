@@ -87,6 +87,20 @@ def test_peers_compute_what_the_kernel_does(name, with_torch):
     np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-5)
 
 
+def test_a_limit_of_memory_has_no_part_of_a_call(monkeypatch):
+    """Reading few bytes on several threads takes as long as starting them."""
+    made = []
+
+    class Noted(kernels.Streams):
+        def __init__(self, nbytes):
+            super().__init__(nbytes)
+            made.append(self.nbytes)
+
+    monkeypatch.setattr(kernels, "Streams", Noted)
+    record = kernels.measure("document_positions", (2, 8), rounds=1)
+    assert made[0] > 1000 * record["bytes"] > 0
+
+
 def test_a_wrong_result_is_not_timed(monkeypatch):
     def wrong(case):
         raise WrongError(f"{case.label} is wrong")
