@@ -10,7 +10,6 @@ from collections.abc import (
     Callable,
     Collection,
     Generator,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -37,6 +36,8 @@ STEP_SHAPES = "such as 12x64x128x4x4: B, T, C, layers, heads"
 Record = dict[str, Any]
 NOISY_SPREAD, DISTURBED = 0.2, "!"  # above which a figure is marked, and the mark
 LONG_STEP = 1.0  # seconds of a step, after which that of larger sizes is computed
+# Columns of `kernels` that a narrow terminal hides, these first.
+SPARE = ("MB", "MFLOP", "median", "x 1 thread", "FLOP/byte", "x NumPy")
 NOISE = 0.05  # by how much of a limit the best of both may differ
 Flag = tuple[str, dict[str, Any]]  # the arguments of `add_argument`
 
@@ -243,11 +244,15 @@ def _show(console: Console, title: str, rows: list[dict[str, str]]) -> None:
 
 
 class _Rows:
-    """A table whose rows are printed as they come, in columns as wide as the first one needs."""
+    """A table whose rows are printed as they come, in columns as wide as the first one needs.
 
-    def __init__(self, console: Console, title: str) -> None:
-        self._console, self._title = console, title
-        self._widths: list[int] = []
+    A narrow terminal hides some of the `spare` columns, the first of them first.
+    """
+
+    def __init__(self, console: Console, title: str, spare: Sequence[str] = ()) -> None:
+        self._console, self._title, self._spare = console, title, spare
+        self._widths: dict[str, int] = {}
+        self.hidden: list[str] = []
 
     def add(self, row: dict[str, str], first: int = 8, least: int = 8) -> None:
         """Prints a row, the first one below the title and the names of the columns.
@@ -255,19 +260,29 @@ class _Rows:
         `first` and `least` are the smallest widths: of the first column, and of the others.
         """
         if not self._widths:
-            widths = [first, *[least] * (len(row) - 1)]
-            pairs = zip(row.items(), widths, strict=True)
-            self._widths = [max(len(name), len(cell), width) for (name, cell), width in pairs]
+            least_widths = [first, *[least] * (len(row) - 1)]
+            for (name, cell), width in zip(row.items(), least_widths, strict=True):
+                self._widths[name] = max(len(name), len(cell), width)
+            self._hide()
             self._console.line()
             self._console.line(self._title)
-            self._print(row)
-            self._print(["-" * width for width in self._widths])
-        self._print(row.values())
+            self._print({name: name for name in row})
+            self._print({name: "-" * width for name, width in self._widths.items()})
+        self._print(row)
 
-    def _print(self, cells: Iterable[str]) -> None:
-        first, *others = zip(cells, self._widths, strict=True)
-        line = "  ".join([f"{first[0]:<{first[1]}}", *(f"{x:>{width}}" for x, width in others)])
-        self._console.drawing(f"{line.rstrip()}\n")
+    def _hide(self) -> None:
+        """Removes columns until the table is as wide as the terminal, or none is spare."""
+        room = full_width() if self._console.is_terminal else sys.maxsize
+        for name in self._spare:
+            if sum(self._widths.values()) + 2 * len(self._widths) - 2 <= room:
+                break
+            del self._widths[name]
+            self.hidden.append(name)
+
+    def _print(self, row: Mapping[str, str]) -> None:
+        (name, first), *others = self._widths.items()
+        cells = [f"{row[name]:<{first}}", *(f"{row[x]:>{width}}" for x, width in others)]
+        self._console.drawing(f"{'  '.join(cells).rstrip()}\n")
 
 
 def _kernels(
@@ -293,9 +308,10 @@ def _kernels(
             whole["limits"] = worker.ask(limits=None)
         _show(console, "The machine's limits", _limits(whole["limits"]))
         _warn(console, whole["limits"], threads)
+        hidden: list[str] = []
         for name in names or known:
             axes, shapes = known[name]
-            rows = _Rows(console, f"{name} ({axes})")
+            rows = _Rows(console, f"{name} ({axes})", SPARE)
             longest = max(len("x".join(map(str, x))) for x in options.shapes or shapes)
             for sizes in options.shapes or shapes:
                 with saying(f"{name} {'x'.join(map(str, sizes))}"):
@@ -303,6 +319,10 @@ def _kernels(
                 _refuse_wrong(record)
                 rows.add(_kernel_row(record), first=longest)
                 yield record
+            if added := [x for x in rows.hidden if x not in hidden]:
+                hidden += added
+                shown = ", ".join(added)
+                console.line(f"Columns hidden (terminal too narrow): {shown}; --json has them")
 
 
 def _refuse_wrong(answer: Record) -> None:
