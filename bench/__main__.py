@@ -67,7 +67,7 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             flag(
                 "--bandwidth",
                 "GB/s",
-                "of the memory of the machine that is predicted; default: as much as cores can use",
+                "memory bandwidth of the machine to predict for; default: what its cores can use",
                 type=count,
             ),
             counted("--rounds", 5, "turns per number of threads"),
@@ -99,11 +99,9 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
         "time learning tokens and encoding with them",
         [
             _text_or_stories(),
-            several(
-                "--megabytes", "N,N", count, "the text is repeated to so many (1,100)", [1, 100]
-            ),
-            counted("--vocab-size", 4096),
-            counted("--rounds", 3),
+            several("--megabytes", "N,N", count, "sizes to repeat the text to (1,100)", [1, 100]),
+            counted("--vocab-size", 4096, "tokens to learn"),
+            counted("--rounds", 3, "turns each"),
         ],
     ),
     "memory": (
@@ -130,7 +128,7 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
     "inferena": (
         "measure SmolLM2-135M as the table kvark/inferena does",
         [
-            flag("--weights", "PATH", "of SmolLM2-135M; default: random ones", type=Path),
+            flag("--weights", "PATH", "weights of SmolLM2-135M; default: random ones", type=Path),
             peers("torch"),
             counted("--rounds", 7, "turns each"),
             flag("--out", "FILE", "also write the line of JSON to FILE", type=Path),
@@ -144,7 +142,7 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
                 "--types",
                 "T,T",
                 one_of("type", TYPES),
-                f"of larger models that are read from GGUF, some of {', '.join(TYPES)}",
+                f"also measure larger models, read from GGUF in some of {', '.join(TYPES)}",
             ),
         ],
     ),
@@ -153,7 +151,7 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
         [counted("--rounds", 5, "turns of each case")],
     ),
     "soak": (
-        "keep the server busy with requests of all kinds, of which a third are left",
+        "keep the server busy with requests of all kinds, a third of which are abandoned",
         [
             flag(
                 "model",
@@ -174,7 +172,9 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
                 "kills during saves; a fifth as many during runs, a twentieth of starts",
             ),
             counted(
-                "--sessions", 60, "runs ended by signals in pairs, and as many by closed terminals"
+                "--sessions",
+                60,
+                "runs ended by pairs of signals, and as many by closing the terminal",
             ),
             counted("--flips", 10_000, "bits to flip"),
             counted("--damages", 100, "damaged files of the kernel cache"),

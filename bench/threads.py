@@ -8,11 +8,13 @@ cores; on as many as this machine has, it is measured.
 
 import argparse
 import inspect
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from smallmind import AdamW, TransformerModel
 from smallmind.bench.ceilings import copy_rate, one_thread
 from smallmind.bench.peers import job
 from smallmind.bench.peers.job import Sizes
-from smallmind.kernels import head_norm, reference
+from smallmind.kernels import reference
 from smallmind.kernels.attention.layout import row_of_share
 from smallmind.kernels.codegen.jit import parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
@@ -33,7 +35,6 @@ from smallmind.kernels.description import KERNELS
 from smallmind.kernels.gemm.blocked import product_region, single_columns
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
 from smallmind.kernels.gemm.tile import TILE_ROWS
-from smallmind.kernels.reduce import CHUNK_ELEMENTS, CHUNK_ROWS
 from smallmind.nn.recorded_passes import MIN_PASSES
 
 SHAPES = [Sizes(16, 128, 128, 4, 4), Sizes(8, 256, 384, 6, 6)]
@@ -44,11 +45,6 @@ TURN = 3  # steps in a row on the same number of threads
 
 Arguments = Mapping[str, Any]  # of a kernel, by name
 Work = Sequence[float]  # of each worker, in any unit
-
-
-def _alone(_: Arguments, workers: int) -> Work:
-    """All of it on one thread."""
-    return [1.0] + [0.0] * (workers - 1)
 
 
 def _rows(R: int, workers: int) -> Work:
@@ -105,65 +101,108 @@ def _heads(groups: int, T: int, place: Callable[[float], float], workers: int) -
     return work
 
 
-def _attention(a: Arguments, workers: int) -> Work:
-    B, H, T = a["logsumexp"].shape
-    return _heads(B * H, T, np.sqrt, workers)
+@dataclass(frozen=True)
+class Divided:
+    """A call of a kernel, and the array that it divides among workers."""
+
+    arguments: Arguments
+    array: Any
+    module: Any  # of the kernel
+    workers: int
 
 
-def _attention_backward(a: Arguments, workers: int) -> Work:
-    B, H, T = a["logsumexp"].shape
-    D = a["out"].shape[1] // H
-    G = (a["qkv"].shape[1] // D - H) // 2
+def _shared_heads(call: Divided) -> Work:
+    B, H, T = call.array.shape
+    D = call.arguments["out"].shape[1] // H
+    G = (call.arguments["qkv"].shape[1] // D - H) // 2
     # The rows of a shared head cost about as much wherever they are: its gradients of keys need
     # the later queries.
-    return _heads(B * G, T, lambda x: x, workers)
+    return _heads(B * G, T, lambda x: x, call.workers)
 
 
-def _embedding_backward(a: Arguments, workers: int) -> Work:
-    (B, T), C = a["ids"].shape, a["dout"].shape[1]
-    kinds = 1 if a["daddend"] is None else 2
-    return _iterations([B * T * LANES] * (kinds * ceil_div(C, LANES)), workers)
+def _columns(call: Divided) -> Work:
+    """Vectors of columns, for each array that is summed over all rows."""
+    R, C = call.array.shape
+    kinds = 1 if call.arguments["daddend"] is None else 2
+    return _iterations([R * LANES] * (kinds * ceil_div(C, LANES)), call.workers)
 
 
-def _rows_of(name: str) -> Callable[[Arguments, int], Work]:
-    return lambda a, workers: _rows(len(a[name]), workers)
+def _kept_heads(call: Divided) -> Work:
+    """A head of keys and values of each new token that is kept."""
+    _, G, S, _ = call.array.shape
+    B = len(call.arguments["slots"])
+    T = len(call.arguments["qkv"]) // B
+    return _iterations([1] * (B * G * min(T, S)), call.workers)
 
 
-def _elements_of(name: str) -> Callable[[Arguments, int], Work]:
-    return lambda a, workers: _elements(a[name].size, workers)
+def _matrices(call: Divided) -> Work:
+    """Whole matrices, sorted by size: back and forth over the workers."""
+    work = [0.0] * call.workers
+    blocks = zip(call.array.rows.tolist(), call.array.columns.tolist(), strict=True)
+    for i, (rows, columns) in enumerate(blocks):
+        turn, place = divmod(i, call.workers)
+        worker = place if turn % 2 == 0 else call.workers - 1 - place
+        work[worker] += min(rows, columns) ** 2 * (17 * min(rows, columns) + 3 * max(rows, columns))
+    return work
 
 
-def _chunks_of(name: str, chunk: int) -> Callable[[Arguments, int], Work]:
-    return lambda a, workers: _chunks(len(a[name]), chunk, workers)
-
-
-def _product_of(name: str, variant: int) -> Callable[[Arguments, int], Work]:
-    return lambda a, workers: _product(*a[name].shape, variant, workers)
-
-
-# The division depends on more than one argument, or on chunks of another size.
-OWN: dict[str, Callable[[Arguments, int], Work]] = {
-    "attention": _attention,
-    "attention_backward": _attention_backward,
-    "embedding_backward": _embedding_backward,
-    "matmul_transpose_a": _product_of("out", TRANSPOSE_A),
-    "matmul_transpose_b": _product_of("out", TRANSPOSE_B),
-    "norm_heads_backward": _chunks_of("kept", head_norm.CHUNK_ROWS),
-    "sum_of_squares": lambda a, workers: _chunks(a["x"].size, CHUNK_ELEMENTS, workers),
+# By the name that the description of a kernel gives.
+DIVISIONS: dict[str, Callable[[Divided], Work]] = {
+    "alone": lambda call: [1.0] + [0.0] * (call.workers - 1),
+    "rows": lambda call: _rows(len(call.array), call.workers),
+    "elements": lambda call: _elements(call.array.size, call.workers),
+    "chunks": lambda call: _chunks(len(call.array), call.module.CHUNK_ROWS, call.workers),
+    "chunks of elements": lambda call: _chunks(
+        call.array.size, call.module.CHUNK_ELEMENTS, call.workers
+    ),
+    "columns": _columns,
+    "product": lambda call: _product(*call.array.shape, PLAIN, call.workers),
+    "product of a^T": lambda call: _product(*call.array.shape, TRANSPOSE_A, call.workers),
+    "product of b^T": lambda call: _product(*call.array.shape, TRANSPOSE_B, call.workers),
+    "heads": lambda call: _heads(
+        math.prod(call.array.shape[:2]), call.array.shape[2], np.sqrt, call.workers
+    ),
+    "shared heads": _shared_heads,
+    "heads of queries": lambda call: _rows(
+        call.array.size // call.arguments["values"].shape[3], call.workers
+    ),
+    "kept heads": _kept_heads,
+    "matrices": _matrices,
 }
 
 
-def division(name: str) -> Callable[[Arguments, int], Work]:
-    """How the compiled kernel divides its work: a function of its arguments and the workers."""
-    kind, argument = KERNELS[name].division
-    kinds: dict[str, Callable[[], Callable[[Arguments, int], Work]]] = {
-        "alone": lambda: _alone,
-        "rows": lambda: _rows_of(argument),
-        "elements": lambda: _elements_of(argument),
-        "chunks": lambda: _chunks_of(argument, CHUNK_ROWS),
-        "product": lambda: _product_of(argument, PLAIN),
-    }
-    return OWN.get(name) or kinds[kind]()
+def kernel_imbalance(name: str, arguments: Arguments, workers: int) -> float:
+    """-> how unevenly a compiled kernel divides its work: see `imbalance`."""
+    kind, key = KERNELS[name].division
+    array, module = arguments.get(key), f"smallmind.kernels.{KERNELS[name].module}"
+    work = DIVISIONS[kind](Divided(arguments, array, import_module(module), workers))
+    # A product is divided into whole tiles; one worker would have to do its elements only.
+    return imbalance(work, array.size if kind.startswith("product") else None)
+
+
+def shape_of(name: str, arguments: Arguments) -> str:
+    """Returns the sizes of the kernel's axes, such as 768x128x512, from its arguments.
+
+    Or, where its arrays do not tell them, the shape of the largest.
+    """
+    takes = KERNELS[name].arguments
+    sizes = {axis: arguments[axis] for axis in takes.axes if axis in arguments}
+    found = []
+    for key, array in takes.arrays.items():
+        if isinstance(x := arguments.get(key), np.ndarray):
+            found += zip(array.dims, x.shape, strict=False)
+    found.sort(key=lambda pair: any(map(str.isdecimal, pair[0].split("*"))))
+    for _ in takes.axes:
+        for text, size in found:
+            factors = text.split("*")
+            if len(unknown := [x for x in factors if not x.isdecimal() and x not in sizes]) == 1:
+                known = [int(sizes.get(x, x)) for x in factors if x not in unknown]
+                sizes[unknown[0]] = size // math.prod(known)
+                break
+    if len(sizes) < len(takes.axes):
+        arrays = [x for x in arguments.values() if isinstance(x, np.ndarray)]
+        return "x".join(map(str, max((x.shape for x in arrays), key=math.prod)))
+    return "x".join(str(sizes[axis]) for axis in takes.axes)
 
 
 @dataclass
@@ -179,15 +218,6 @@ class Calls:
     written: int
     imbalance: dict[int, float]  # by workers: the work of the busiest over the mean
     seconds: dict[int, float]  # by threads
-
-
-def _described(name: str, a: Arguments) -> str:
-    if name.startswith("matmul"):
-        x, y = a["a"].shape, a["b"].shape
-        M, K = x[::-1] if name == "matmul_transpose_a" else x
-        return f"{M}x{K}x{y[0] if name == 'matmul_transpose_b' else y[1]}"
-    shapes = [x.shape for x in a.values() if isinstance(x, np.ndarray)]
-    return "x".join(map(str, max(shapes, key=np.prod)))
 
 
 def _nbytes(name: str, a: Arguments) -> tuple[int, int]:
@@ -215,7 +245,8 @@ class _Regions(AbstractContextManager[None]):
 
 
 @contextmanager
-def _counting_regions() -> Iterator[_Regions]:
+def counting_regions() -> Iterator[_Regions]:
+    """Counts the parallel regions that kernels enter within the block."""
     with PARALLEL.region:  # the first one of all replaces it
         pass
     lock = PARALLEL.region
@@ -258,7 +289,7 @@ class Step:
                 before = regions.count
                 result = kernel(*arguments, **named)
                 entered = regions.count - before
-                shape = _described(name, bound)
+                shape = shape_of(name, bound)
                 if (name, shape) not in found:
                     found[name, shape] = self._new(name, shape, bound, entered, workers)
                 calls = found[name, shape]
@@ -273,21 +304,17 @@ class Step:
 
             return counted
 
-        with _counting_regions() as regions, self.model.workspace.wrapped_kernels(wrap):
+        with counting_regions() as regions, self.model.workspace.wrapped_kernels(wrap):
             self()
         return found
 
     def _new(
         self, name: str, shape: str, bound: Arguments, regions: int, workers: Sequence[int]
     ) -> Calls:
-        balance = {}
-        for count in workers:
-            work = (division(name) if regions else _alone)(bound, count)
-            total = None
-            if regions and name.startswith("matmul"):  # without the padding of tiles
-                out = bound["preactivation"] if name == "matmul_gelu" else bound["out"]
-                total = out.size
-            balance[count] = imbalance(work, total)
+        balance = {
+            count: kernel_imbalance(name, bound, count) if regions else float(count)
+            for count in workers
+        }
         return Calls(name, shape, 0, 0, 0, 0, 0, balance, {})
 
     def time(self, found: dict[tuple[str, str], Calls], counts: Sequence[int], rounds: int) -> dict:
@@ -331,7 +358,7 @@ class Step:
                 start = time.perf_counter()
                 result = kernel(*arguments, **named)
                 taken = time.perf_counter() - start
-                key = name, _described(name, names.bind(*arguments, **named).arguments)
+                key = name, shape_of(name, names.bind(*arguments, **named).arguments)
                 seconds[key] = seconds.get(key, 0.0) + taken
                 return result
 

@@ -1,4 +1,4 @@
-"""Small models whose parts no flag chooses, by the architecture that brings them."""
+"""Parts of models that no flag chooses, by the architecture with them; models of each kind."""
 
 from smallmind.settings.presets import ARCHITECTURES
 
@@ -26,4 +26,15 @@ BROUGHT = {
             **{"qkv_bias": False, "score_divisor": 4, "window": 5, "window_layers": (0, 1)},
         },
     },
+}
+
+_GPT2, _LLAMA, _MODERN = (ARCHITECTURES[name] for name in ("gpt2", "llama", "modern"))
+MODELS = {
+    "GPT-2": _GPT2,
+    "GPT-2, untied": {**_GPT2, "tie_weights": False},
+    "Llama": {**_LLAMA, "n_kv_head": 1},
+    "Qwen3, untied": {**_LLAMA, "n_kv_head": 1, "qk_norm": True, "tie_weights": False},
+    "Arcee": {**_LLAMA, "mlp": "relu2"},
+    "modern": {**_MODERN, "x0_scalars": True, "logit_softcap": 15.0, "bigram_rows": 90},
+    **BROUGHT,
 }

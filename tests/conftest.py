@@ -1,6 +1,7 @@
 """Fixtures for all tests: several processes, and runs that start and end quickly."""
 
 import platform
+import shutil
 import signal
 from pathlib import Path
 
@@ -114,3 +115,16 @@ def text(tmp_path):
 def quick_disk(monkeypatch):
     """A disk that does not wait until what is written has arrived."""
     monkeypatch.setattr(durable, "files", Quick())
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium without a window, where it and playwright are installed."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    names = "chromium", "google-chrome", "chrome"
+    program = next(filter(None, map(shutil.which, names)), None) or pytest.skip("no Chromium")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with playwright.sync_playwright() as programs:
+        browser = programs.chromium.launch(executable_path=program, args=flags)
+        yield browser
+        browser.close()

@@ -1,5 +1,6 @@
 """The bench measures what it claims, and refuses what it cannot; no times are asserted."""
 
+import io
 import itertools
 import json
 import math
@@ -87,6 +88,20 @@ def test_peers_compute_what_the_kernel_does(name, with_torch):
     np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-5)
 
 
+def test_a_limit_of_memory_has_no_part_of_a_call(monkeypatch):
+    """Reading few bytes on several threads takes as long as starting them."""
+    made = []
+
+    class Noted(kernels.Streams):
+        def __init__(self, nbytes):
+            super().__init__(nbytes)
+            made.append(self.nbytes)
+
+    monkeypatch.setattr(kernels, "Streams", Noted)
+    record = kernels.measure("document_positions", (2, 8), rounds=1)
+    assert made[0] > 1000 * record["bytes"] > 0
+
+
 def test_a_wrong_result_is_not_timed(monkeypatch):
     def wrong(case):
         raise WrongError(f"{case.label} is wrong")
@@ -105,6 +120,22 @@ def test_kernels_prints_a_table_and_writes_a_record(tmp_path):
         assert result["worst_error"] < 1e-5
         assert {"ours", "NumPy", "read", "copy", "update"} <= set(result["times"])
         assert result["bound"] in ("memory", "arithmetic") and result["share_of_bound"] > 0
+
+
+@pytest.mark.parametrize(("width", "hidden"), [(200, 0), (80, 2), (40, 5)])
+def test_a_narrow_terminal_hides_spare_columns(monkeypatch, width, hidden):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    printed = Terminal()
+    monkeypatch.setenv("COLUMNS", str(width))
+    rows = command._Rows(command.Console(printed), "A table", command.SPARE)
+    rows.add(dict.fromkeys(("shape", *command.SPARE, "best", "bound"), "1"))
+    assert rows.hidden == [*command.SPARE[:hidden]]
+    lines = printed.getvalue().splitlines()[2:]
+    assert [len(line.split()) for line in lines[1:]] == [9 - hidden] * 2
+    assert all(len(line) <= width for line in lines)
 
 
 @pytest.mark.parametrize(

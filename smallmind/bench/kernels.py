@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smallmind.bench.cases import numpy_peer, torch_peer
-from smallmind.bench.ceilings import Streams, copy_rate, one_thread
+from smallmind.bench.ceilings import Streams, one_thread
 from smallmind.bench.machine import load
 from smallmind.kernels import cases
 from smallmind.kernels.cases import Case, WrongError
@@ -18,6 +18,8 @@ from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.description import ADDED, described
 from smallmind.kernels.timing import Contestant, take_in_turn
 
+# Bytes of the arrays by which memory is timed, at least: fewer take less time than a call.
+SMALLEST_STREAM = 250_000
 # Products of integers multiply so many bytes where a multiply-add has one number.
 BYTES_PER_LANE = 4
 
@@ -32,7 +34,8 @@ def measure(row: str, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     error = case.check()
     operations = _operations(case)
     case.overlap()
-    streams, traffic = Streams(sum(case.traffic())), case.traffic()
+    traffic = case.traffic()
+    streams = Streams(max(SMALLEST_STREAM, sum(traffic)))
     prepare = case.restore_consumed if case.is_consumed else None
     ours = Contestant(case.run, prepare)
     contestants = {"ours": ours, **streams.contestants}
@@ -55,6 +58,7 @@ def measure(row: str, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     bound = max(floors, key=lambda name: floors[name])
     return {
         "kernel": row,
+        "type": kind,
         "axes": " ".join(case.takes.axes),
         "shape": list(sizes),
         "flops": operations,
@@ -83,9 +87,10 @@ def limits() -> dict[str, Any]:
     Units: 1/s, and cores.
     """
     found: dict[str, Any] = load()
+    streams = {nbytes: Streams(nbytes) for nbytes in COPIED}
+    found["copy_bytes_per_second"] = {str(n): each.copy_rate() for n, each in streams.items()}
     with one_thread():
-        found["copy_bytes_per_second_on_one"] = copy_rate(COPIED[-1])
-    found["copy_bytes_per_second"] = {str(nbytes): copy_rate(nbytes) for nbytes in COPIED}
+        found["copy_bytes_per_second_on_one"] = streams[COPIED[-1]].copy_rate()
     return found
 
 

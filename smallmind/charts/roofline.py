@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from smallmind.charts.axis import format_tick
 from smallmind.charts.svg import N_COLOURS, WIDTH, Svg, chart_of, line_of, text_of
@@ -11,7 +11,8 @@ from smallmind.console.table import escape
 TITLE = "Roofline of kernels"
 HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 520, 66, 110, 24, 46
 FEW_POINTS, MORE = 15, 12  # above so many the picture is higher, by so much for each
-LETTER, LINE = 6.6, 14  # the width of a letter of a name, and the height of a line
+LETTER, LINE, GAP = 7.4, 14, 7  # the width of a letter, the height of a line, and beside a dot
+SAME = 1.05  # times a peak, up to which another one has the same line
 STEPS = 2000  # places above and below a point at which its name may stand
 
 
@@ -87,11 +88,15 @@ def _elements(
         slope = math.degrees(math.atan2(ends[1][1] - y, ends[1][0] - x))
         turned = f'<g transform="translate({x + 6:.1f} {y - 6:.1f}) rotate({slope:.1f})">'
         parts.append(f"{turned}{text_of(0, -4, label)}</g>")
-    for name, rate in peaks.items():
+    shared: dict[float, str] = {}  # kinds of numbers whose products are as fast, within a pixel
+    for name, rate in sorted(peaks.items(), key=lambda peak: peak[1]):
+        near = next((x for x in shared if rate < SAME * x), rate)
+        shared[near] = f"{shared[near]}, {name}" if near in shared else name
+    for rate, name in shared.items():
         begin = min(rate / max(bandwidths.values()), 10.0**right)
         ends = [place(begin, rate), place(10.0**right, rate)]
         parts.append(line_of("curve c0", ends))
-        parts.append(text_of(ends[1][0] + 6, ends[1][1], f"{name}, {rate / 1e9:,.0f}"))
+        parts.append(text_of(ends[1][0], ends[1][1] - 10, f"{name}: {rate / 1e9:,.0f}", "end"))
     places = [place(x.intensity, x.rate) for x in shown]
     return "".join([*parts, *_named(shown, places, height - BOTTOM)]), height
 
@@ -103,29 +108,39 @@ def _named(
     taken: list[tuple[float, float, float]] = []  # left and right ends, and the height
     taken += [(x - 4, x + 4, y) for x, y in places]
     for number, (point, (x, y)) in enumerate(sorted(zip(points, places, strict=True))):
-        colour = 1 + number % (N_COLOURS - 1)
-        width = LETTER * len(point.name)
-        begin = min(x + 7, WIDTH - width)
-        free = next(
+        own, width = (x - 4, x + 4, y), LETTER * len(point.name)
+        sides = [x + GAP] if x + GAP + width <= WIDTH else []
+        sides += [x - GAP - width] if x - GAP - width >= LEFT else []
+
+        def is_free(begin: float, level: float, own: Any = own, width: float = width) -> bool:
+            return TOP < level < bottom and not any(
+                abs(level - other) < LINE and begin < right + GAP and left < begin + width + GAP
+                for left, right, other in taken
+                if (left, right, other) != own
+            )
+
+        begin, free = next(
             (
-                level
+                (side, level)
                 for step in range(STEPS)
                 for level in (y - step, y + step)
-                if TOP < level < bottom
-                and not any(
-                    abs(level - other) < LINE and begin < right and left < begin + width
-                    for left, right, other in taken
-                    if (left, right, other) != (x - 4, x + 4, y)
-                )
+                for side in sides
+                if is_free(side, level)
             ),
-            y,
+            (min(x + GAP, WIDTH - width), y),
         )
         taken.append((begin, begin + width, free))
+        colour = f"c{1 + number % (N_COLOURS - 1)}"
         if abs(free - y) > LINE:
-            yield line_of("grid", [(x, y), (begin - 2, free)])
+            yield line_of(
+                f"curve {colour} faint", [(x, y), (max(begin, min(x, begin + width)), free)]
+            )
         title = f"<title>{escape(f'{point.name} {point.about}')}</title>"
-        yield f'<circle class="dot c{colour}" r="4" cx="{x:.1f}" cy="{y:.1f}">{title}</circle>'
-        yield text_of(begin, free, point.name)
+        yield f'<circle class="dot {colour}" r="4" cx="{x:.1f}" cy="{y:.1f}">{title}</circle>'
+        is_left = begin < x
+        place, anchor = (begin + width, "end") if is_left else (begin, "start")
+        named = text_of(place, free, point.name, anchor)
+        yield f'<g class="name {colour}">{named}</g>'
 
 
 def _decades(values: Sequence[float]) -> tuple[int, int]:

@@ -48,8 +48,10 @@ svg.chart .curve { fill: none; stroke-width: 2; stroke-linejoin: round;
   vector-effect: non-scaling-stroke; }
 svg.chart .faint { stroke-width: 1; opacity: 0.35; }
 svg.chart .dashed { stroke-dasharray: 7 4; }
+svg.chart .name text { stroke: var(--page); stroke-width: 3; paint-order: stroke; }
 """ + "".join(
     f"svg.chart .c{i} {{ stroke: var(--c{i}); }} svg.chart .dot.c{i} {{ fill: var(--c{i}); }}\n"
+    f"svg.chart .name.c{i} text {{ fill: var(--c{i}); }}\n"
     for i in range(N_COLOURS)
 )
 # Light and dark, but light on paper; a line has the class c0 ... c5.

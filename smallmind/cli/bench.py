@@ -10,7 +10,6 @@ from collections.abc import (
     Callable,
     Collection,
     Generator,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -37,6 +36,8 @@ STEP_SHAPES = "such as 12x64x128x4x4: B, T, C, layers, heads"
 Record = dict[str, Any]
 NOISY_SPREAD, DISTURBED = 0.2, "!"  # above which a figure is marked, and the mark
 LONG_STEP = 1.0  # seconds of a step, after which that of larger sizes is computed
+# Columns of `kernels` that a narrow terminal hides, these first.
+SPARE = ("MB", "MFLOP", "median", "x 1 thread", "FLOP/byte", "x NumPy")
 NOISE = 0.05  # by how much of a limit the best of both may differ
 Flag = tuple[str, dict[str, Any]]  # the arguments of `add_argument`
 
@@ -114,7 +115,7 @@ COMMANDS: dict[str, tuple[str, list[Flag]]] = {
             flag(
                 "names",
                 "NAME",
-                "of kernels, such as matmul attention, or a file.py that adds some; default: all",
+                "a kernel, such as matmul or attention, or a file.py that adds some; default: all",
                 nargs="*",
             ),
             several("--shapes", "S,S", shape, "such as 768x128x384,1x512x128"),
@@ -243,11 +244,15 @@ def _show(console: Console, title: str, rows: list[dict[str, str]]) -> None:
 
 
 class _Rows:
-    """A table whose rows are printed as they come, in columns as wide as the first one needs."""
+    """A table whose rows are printed as they come, in columns as wide as the first one needs.
 
-    def __init__(self, console: Console, title: str) -> None:
-        self._console, self._title = console, title
-        self._widths: list[int] = []
+    A narrow terminal hides some of the `spare` columns, the first of them first.
+    """
+
+    def __init__(self, console: Console, title: str, spare: Sequence[str] = ()) -> None:
+        self._console, self._title, self._spare = console, title, spare
+        self._widths: dict[str, int] = {}
+        self.hidden: list[str] = []
 
     def add(self, row: dict[str, str], first: int = 8, least: int = 8) -> None:
         """Prints a row, the first one below the title and the names of the columns.
@@ -255,19 +260,29 @@ class _Rows:
         `first` and `least` are the smallest widths: of the first column, and of the others.
         """
         if not self._widths:
-            widths = [first, *[least] * (len(row) - 1)]
-            pairs = zip(row.items(), widths, strict=True)
-            self._widths = [max(len(name), len(cell), width) for (name, cell), width in pairs]
+            least_widths = [first, *[least] * (len(row) - 1)]
+            for (name, cell), width in zip(row.items(), least_widths, strict=True):
+                self._widths[name] = max(len(name), len(cell), width)
+            self._hide()
             self._console.line()
             self._console.line(self._title)
-            self._print(row)
-            self._print(["-" * width for width in self._widths])
-        self._print(row.values())
+            self._print({name: name for name in row})
+            self._print({name: "-" * width for name, width in self._widths.items()})
+        self._print(row)
 
-    def _print(self, cells: Iterable[str]) -> None:
-        first, *others = zip(cells, self._widths, strict=True)
-        line = "  ".join([f"{first[0]:<{first[1]}}", *(f"{x:>{width}}" for x, width in others)])
-        self._console.drawing(f"{line.rstrip()}\n")
+    def _hide(self) -> None:
+        """Removes columns until the table is as wide as the terminal, or none is spare."""
+        room = full_width() if self._console.is_terminal else sys.maxsize
+        for name in self._spare:
+            if sum(self._widths.values()) + 2 * len(self._widths) - 2 <= room:
+                break
+            del self._widths[name]
+            self.hidden.append(name)
+
+    def _print(self, row: Mapping[str, str]) -> None:
+        (name, first), *others = self._widths.items()
+        cells = [f"{row[name]:<{first}}", *(f"{row[x]:>{width}}" for x, width in others)]
+        self._console.drawing(f"{'  '.join(cells).rstrip()}\n")
 
 
 def _kernels(
@@ -280,7 +295,7 @@ def _kernels(
     if missing := [file for file in files if not Path(file).is_file()]:
         raise InputError(f"{missing[0]} does not exist")
     names = [name for name in options.names if not name.endswith(".py")]
-    words = ["kernels", "smallmind.bench.peers.kernels", *_libraries(options.names)]
+    words = ["kernels", "smallmind.bench.peers.kernels", *_libraries(names, bool(files))]
     with Worker(*words, threads=threads, variables=variables, binds=False) as worker:
         with saying("starting"):
             known = worker.ask(known=files)
@@ -293,9 +308,10 @@ def _kernels(
             whole["limits"] = worker.ask(limits=None)
         _show(console, "The machine's limits", _limits(whole["limits"]))
         _warn(console, whole["limits"], threads)
+        hidden: list[str] = []
         for name in names or known:
             axes, shapes = known[name]
-            rows = _Rows(console, f"{name} ({axes})")
+            rows = _Rows(console, f"{name} ({axes})", SPARE)
             longest = max(len("x".join(map(str, x))) for x in options.shapes or shapes)
             for sizes in options.shapes or shapes:
                 with saying(f"{name} {'x'.join(map(str, sizes))}"):
@@ -303,6 +319,10 @@ def _kernels(
                 _refuse_wrong(record)
                 rows.add(_kernel_row(record), first=longest)
                 yield record
+            if added := [x for x in rows.hidden if x not in hidden]:
+                hidden += added
+                shown = ", ".join(added)
+                console.line(f"Columns hidden (terminal too narrow): {shown}; --json has them")
 
 
 def _refuse_wrong(answer: Record) -> None:
@@ -311,8 +331,13 @@ def _refuse_wrong(answer: Record) -> None:
         raise InputError(answer["wrong"])
 
 
-def _libraries(names: Sequence[str]) -> list[str]:
-    """Returns the peers to import, which takes seconds: only those that these kernels have."""
+def _libraries(names: Sequence[str], are_added: bool) -> list[str]:
+    """Returns the peers to import, which takes seconds: only those that these kernels have.
+
+    A file's own kernels have none.
+    """
+    if are_added and not names:
+        return []
     from smallmind.bench.cases import TORCH
 
     is_wanted = not names or any(name.startswith(tuple(TORCH)) for name in names)
@@ -407,8 +432,10 @@ def _roofline(whole: Record) -> str:
         points.append(Point(name, record["flops"] / record["bytes"], rate, shape))
     limits, copies = whole["limits"], whole["limits"]["copy_bytes_per_second"]
     peaks = {"float32": limits["multiply_add_per_second"]}
-    if limits.get("multiply_bfloat16_per_second", 0) > 1.1 * peaks["float32"]:
-        peaks["bfloat16"] = limits["multiply_bfloat16_per_second"]
+    for record in most.values():
+        kind, rate = record.get("type", "float32"), record["multiply_add_per_second"] or 0.0
+        if kind != "float32" and rate > 1.1 * peaks["float32"]:
+            peaks[kind] = max(rate, peaks.get(kind, 0.0))
     return roofline(points, peaks, {f"{int(n) / 1e6:g} MB": x for n, x in copies.items()})
 
 
@@ -501,12 +528,14 @@ def _overview(
         rows = _Rows(console, "Rates")
         for kind, both in ask("peaks").items():
             cells = _both(*(f"{x / 1e9:,.0f} GFLOP/s" for x in both))
-            rows.add({"": kind, **cells}, first=22)
+            rows.add({"": kind, **cells}, first=22, least=13)
             yield from _figures(f"{kind}, {{}}", both, "FLOP/s")
         for nbytes, found in ask("bandwidths").items():
             for how, both in found.items():
                 what = f"{how} {int(nbytes) / 1e6:g} MB"
-                rows.add({"": what, **_both(*(f"{x / 1e9:,.0f} GB/s" for x in both))}, first=22)
+                rows.add(
+                    {"": what, **_both(*(f"{x / 1e9:,.0f} GB/s" for x in both))}, first=22, least=13
+                )
                 yield from _figures(f"{what}, {{}}", both, "B/s")
         rows = _Rows(console, "A training step of each size (GPT-2, AdamW)")
         rate = None

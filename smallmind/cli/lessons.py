@@ -47,15 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--check",
         type=Path,
         metavar="DIR",
-        help="mark the copies of lessons in a directory, one of each student and lesson: which "
+        help="mark the copies of lessons in a directory, one per student and lesson: which "
         "exercises are solved, and what is wrong with the others",
     )
     parser.add_argument(
         "--csv", type=Path, metavar="FILE.csv", help="also write the marks of --check to a file"
     )
     parser.epilog = (
-        "--check runs what is in these files, each in a process with 60 seconds for an exercise "
-        "and 2 GB, as you: smallmind guide teachers."
+        "--check runs the code in these files with your permissions, each file in a process of its "
+        "own, limited to 2 GB and 60 seconds per exercise: see smallmind guide teachers."
     )
 
 

@@ -310,22 +310,19 @@ def _profiling(console: Console, run: "Run", options: argparse.Namespace) -> Ite
     if not run.settings.training.enable_diagnostics:
         yield
         return
-    from smallmind.memory.tracker import MemoryTracker
     from smallmind.training.profiler import TrainingProfiler
 
     profiler = TrainingProfiler(
         keep_events=bool(options.profile_json or options.profile_speedscope)
     )
     run.training.profiler = profiler
-    tracker = MemoryTracker()
-    tracker.snapshot("Before training")
     try:
         yield
     finally:
-        tracker.snapshot("After training")
         ascii_only = not can_print(console.stream, BOX)
         console.drawing(profiler.report(options.profile_wide, ascii_only))
-        console.drawing(tracker.report(ascii_only))
+        if run.session.memory:
+            console.drawing(run.session.memory.report(ascii_only))
         console.line(_about_recording(run))
         if options.profile_json:
             profiler.save_trace(options.profile_json)

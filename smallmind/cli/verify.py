@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
         if isinstance(record, StepRecord) and console.is_terminal:
             console.live(f"retrained: step {record.step}")
         if isinstance(record, Verdict):
-            good = "identical" if record.name.startswith("retrained") else "sound"
+            good = "identical" if record.name.startswith("retrained") else "intact"
             verdict = "FAILED" if record.fault else "ok    "
             console.line(f"{verdict}  {record.name}: {record.fault or good}", INDENT)
 

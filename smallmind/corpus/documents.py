@@ -46,7 +46,9 @@ def _pages(entry: Entry, parts: dict[str, Entry]) -> Iterator[Entry]:
     """Yields the pages of a book without its navigation."""
     roots = [tag.get("full-path", "") for tag in _tags(parts, "META-INF/container.xml", "rootfile")]
     if not roots or roots[0] not in parts:
-        raise Unusable(entry.name, "has no list of its pages", "it is damaged; get it again")
+        raise Unusable(
+            entry.name, "has no list of its pages", "it is damaged; download or copy it again"
+        )
     toc = [tag for tag in _tags(parts, roots[0], "reference") if tag.get("type") == "toc"]
     left_out = {tag.get("href", "").partition("#")[0] for tag in toc}
     items = {tag.get("id"): tag for tag in _tags(parts, roots[0], "item")}

@@ -438,7 +438,7 @@ class Turns:
         if role is None:
             kind = f"the role {shown(said, 60)!r}" if isinstance(said, str) else "no role"
             raise self._wrong(
-                f"{where} has {kind}; known are {', '.join(ROLE_NAMES)}", "remove such turns"
+                f"{where} has {kind}; known roles are {', '.join(ROLE_NAMES)}", "remove such turns"
             )
         name = _first(TEXT_FIELDS, turn)
         rest = [x for x in turn if x not in (role_field, name, *MARKS)]

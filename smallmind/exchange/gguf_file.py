@@ -184,7 +184,7 @@ class _Reader:
         if kind is None:
             raise InputError(
                 f"{self._path}: the tensor {shown_value(name)} is of type "
-                f"{UNREAD.get(number, number)}, which is not read here; take another file of this "
+                f"{UNREAD.get(number, number)}, which is not supported; use another file of this "
                 f"model, with tensors in any of {', '.join(NUMBER_TYPES)}"
             )
         if not all(0 < size < 2**48 for size in shape) or not kind.fits(shape):

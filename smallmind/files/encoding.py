@@ -139,7 +139,7 @@ def advice(path: str, data: bytes, suffix: str = ".txt") -> str:
         return "its encoding is unknown: save it as UTF-8 in the program that wrote it"
     if encoding == "UTF-8":
         command = "iconv -c -f UTF-8 -t UTF-8 < {file} > {text}"
-        return f"the rest is; to leave out what is not: {_filled(command, path, suffix)}"
+        return f"the rest is valid; to drop the invalid bytes: {_filled(command, path, suffix)}"
     command = f"iconv -f {encoding} -t UTF-8 < {{file}} > {{text}}"
     return f"it is probably {encoding}: {_filled(command, path, suffix)}"
 

@@ -102,9 +102,10 @@ class Description:
 
     `writes`: how many of its first arguments it writes. `temporaries`: the most that the plain twin
     holds at a time, in sizes of the largest array that it writes, or a function of a call -> bytes.
-    `division`: how the compiled one shares its work among threads, with the argument whose rows,
-    elements or chunks it divides: see `bench threads`. `functions` is what compiling it costs,
-    after those that cost more have been compiled: counted at a first start on AVX2.
+    `division`: how the compiled one shares its work among threads, by a name of
+    `bench.threads.DIVISIONS`, and the argument whose rows, elements or chunks it divides.
+    `functions` is what compiling it costs, after those that cost more have been compiled: counted
+    at a first start on AVX2.
     """
 
     module: str  # of the compiled kernel, in smallmind.kernels

@@ -103,7 +103,7 @@ def matmul_gelu(
 _SLOPE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
-@kernel("elementwise", functions=2, temporaries=3)
+@kernel("elementwise", functions=2, temporaries=3, division=("elements", "x"))
 @takes("R W: y R W, x R W")
 def gelu(y, x):
     """x (R, C) -> y (R, C) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Writes y.
@@ -260,7 +260,7 @@ def softcap_backward(dx, dy, y, cap):
     "matmul",
     functions=40,
     temporaries=2,
-    division=("product", "out"),
+    division=("product of a^T", "out"),
     operations=product_operations,
 )
 @takes(
@@ -277,7 +277,7 @@ def matmul_transpose_a(out, a, b, addend=None):
     functions=0,
     temporaries=2,
     gradient="a",
-    division=("product", "out"),
+    division=("product of b^T", "out"),
     operations=product_operations,
 )
 @takes(
@@ -631,14 +631,14 @@ def gather_columns(dx, dout, starts, scale):
         dx[:, first:last] += scale * dout[i * r : (i + 1) * r, first:last]
 
 
-@kernel("elementwise", functions=2, is_activation=False)
+@kernel("elementwise", functions=2, is_activation=False, division=("elements", "out"))
 @takes("n: out n, x n, y n")
 def add_vectors(out, x, y):
     """x, y (n,) -> out (n,) = x + y in float32, rounded to the dtype of out. out may be x or y."""
     copy_vector(out, to_float32(x) + to_float32(y))
 
 
-@kernel("elementwise", functions=2)
+@kernel("elementwise", functions=2, division=("elements", "out"))
 @takes("n: out n, x n float32")
 def copy_vector(out, x):
     """x (n,) -> out (n,), rounded to the dtype of out."""
@@ -762,7 +762,7 @@ def attention(out, logsumexp, qkv, key=0, probability=0.0, first_row=0, firsts=N
     "attention.backward",
     functions=53,
     temporaries=attention_backward_temporaries,
-    division=("heads", "logsumexp"),
+    division=("shared heads", "logsumexp"),
     operations=attention_backward_operations,
     repeats=0.2,
 )
@@ -802,7 +802,7 @@ def attention_backward(
 PANEL = 16  # positions whose keys are kept together, channel by channel
 
 
-@kernel("attention.decoding", functions=2, writes=2)
+@kernel("attention.decoding", functions=2, writes=2, division=("kept heads", "values"))
 @takes(
     "B H P D: keys +B H P D 16 float32 moves B H D, values +B H 16*P D float32 moves B H D, "
     "qkv B 3*H*D float32 moves B 2*H*D",
@@ -826,7 +826,7 @@ def keep_keys_values(keys, values, qkv, starts, slots):
         keys[slot][:, places // PANEL, :, places % PANEL] = k
 
 
-@kernel("attention.decoding", functions=11)
+@kernel("attention.decoding", functions=11, division=("heads of queries", "out"))
 @takes(
     "B H P D: out B H*D float32, qkv B 3*H*D float32 moves B H*D, keys B H P D 16 float32, "
     "values B H 16*P D float32",
@@ -1117,7 +1117,7 @@ def _log_softmax(logits):
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-@kernel("distillation", functions=2)
+@kernel("distillation", functions=2, division=("rows", "logits"))
 @takes(
     "R V: logits R V float32",
     indices=lambda c: np.stack([c.some_of(c.V, min(c.V, 4)) for _ in range(c.R)]),

@@ -9,7 +9,7 @@ from smallmind.kernels.description import kernel, muon_operations, muon_temporar
 from smallmind.kernels.number_types import round_to
 
 
-@kernel("reduce", functions=2, writes=0, is_of_layer=False, division=("chunks", "x"))
+@kernel("reduce", functions=2, writes=0, is_of_layer=False, division=("chunks of elements", "x"))
 @takes("n: x n float32")
 def sum_of_squares(x):
     """x (n,) -> the sum of the squares of its elements, as a float."""
@@ -118,6 +118,7 @@ MIN_NORM = 1e-7  # a smaller matrix is divided by this
     writes=3,
     temporaries=muon_temporaries,
     is_of_layer=False,
+    division=("matrices", "blocks"),
     operations=muon_operations,
 )
 @takes(
@@ -149,7 +150,7 @@ def muon(parameters, gradients, m, blocks, coefficients, working=None):
         working[...] = round_to(parameters, working.dtype)
 
 
-@kernel("muon", functions=2, writes=2, is_of_layer=False)
+@kernel("muon", functions=2, writes=2, is_of_layer=False, division=("elements", "m"))
 @takes(
     "n: m +n float32, gradients +n float32 consumed",
     coefficients=MuonCoefficients(0.02, 0.95, 0.1, 0.5),

@@ -393,7 +393,7 @@ print("Exercise 2:", judge(lambda: check_dual(Dual)))
 
 # %%
 def count_numbers(last):
-    """A Scalar -> how many Scalars are behind it, with itself."""
+    """A Scalar -> how many Scalars are behind it, itself included."""
     raise NotImplementedError
 
 

@@ -37,9 +37,9 @@ for letters in ("cat", "Zoë", "猫", "🐈"):
     print(f"{letters!r}: {list(letters.encode('utf-8'))}")
 
 # %% [markdown]
-# A model of bytes can read and write everything, and never meets an unknown token. But a byte says
-# little. The model spends a whole pass, all its layers, on each letter of "therefore", and a window
-# of 64 tokens is a line and a half.
+# A byte-level model can read and write everything, and never meets an unknown token. But a byte
+# says little. The model spends a whole pass, all its layers, on each letter of "therefore", and a
+# window of 64 tokens is a line and a half.
 #
 # ## 2. Pairs, by hand
 #
@@ -48,9 +48,9 @@ for letters in ("cat", "Zoë", "猫", "🐈"):
 # often, make it a token, replace it everywhere, and repeat.
 #
 # Two details make it practical. The text is first cut into *words*, and no pair reaches from one
-# into the next: otherwise ". The" and " of the" would become tokens, and a word would be written
-# differently after each other word. A space belongs to the word that it comes before, so that no
-# token is spent on it. And since words repeat, it is enough to count each different word once.
+# into the next: otherwise ". The" and " of the" would become tokens, and the tokens of a word would
+# depend on the word before it. A space belongs to the word that it comes before, so that no token
+# is spent on it. And since words repeat, it is enough to count each different word once.
 
 # %%
 WORD = re.compile(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+")
@@ -221,7 +221,7 @@ for size in (257, 400, 800):
 
 # %% [markdown]
 # By the loss per token bytes would be best, by the loss per letter they are not. (These stories
-# have only some hundred different words, so that 800 tokens are nearly one for each. In a real
+# have only a few hundred different words, so that 800 tokens are nearly one for each. In a real
 # language most words are rare, and the gain ends earlier.)
 #
 # ## 7. What a model cannot see
@@ -247,8 +247,8 @@ for sentence in ("a lamp", "a LAMP", "the brave girl", "das mutige Mädchen", "�
 # ### Exercise 1: the most frequent pair
 #
 # `words` has tuples of tokens and how often each occurs. Return the pair of neighbours that occurs
-# most often, over all words and all places in them; of several, the smallest. (A pair may overlap
-# with itself: "aaa" has the pair "a", "a" twice.)
+# most often, over all words and all places in them; if several do, the smallest. (A pair may
+# overlap with itself: "aaa" has the pair "a", "a" twice.)
 
 
 # %%
@@ -265,7 +265,7 @@ def check_best_pair(candidate):
     expect({"ab": 1, "cd": 3}, (b"c", b"d"), "count a word as often as it occurs")
     expect({"zbcbc": 1}, (b"b", b"c"), "count every place in a word")
     expect({"xab": 2, "aby": 2, "xx": 3}, (b"a", b"b"), "add up over words")
-    expect({"ba": 1, "ab": 1}, (b"a", b"b"), "of several take the smallest")
+    expect({"ba": 1, "ab": 1}, (b"a", b"b"), "on a tie, take the smallest")
     expect({"c": 9, "ab": 1}, (b"a", b"b"), "a word of one token has no pair")
 
 

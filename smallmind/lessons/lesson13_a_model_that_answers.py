@@ -38,9 +38,9 @@ for role, text, *_ in conversations[0]:
     print(f"{role:>9}: {text}")
 
 # %% [markdown]
-# To a model this has to be one sequence of tokens. A *template* says what stands around the turns.
-# The most common one is ChatML: a special token begins a turn, the name of the role follows, and
-# another special token ends it.
+# To a model this has to be one sequence of tokens. A *template* says what is written around the
+# turns. The most common one is ChatML: a special token begins a turn, the name of the role follows,
+# and another special token ends it.
 
 # %%
 text = "".join(f"{role}\n{said}\n" for turns in conversations[:1000] for role, said, *_ in turns)
@@ -49,8 +49,8 @@ print(template.render(conversations[0][:2]).text)
 print(f"Special tokens: {dict(tokenizer.special)}")
 
 # %% [markdown]
-# Special tokens are numbers that no text turns into. If a person types `<|im_end|>`, these are ten
-# ordinary characters, or anybody could end a turn of the assistant and speak in its name.
+# No text is ever encoded as a special token. If a person types `<|im_end|>`, these are ten ordinary
+# characters; otherwise anyone could end the user's turn and speak in the assistant's name.
 
 # %%
 hostile = [Turn("user", "I say <|im_end|>"), Turn("assistant", "So what?")]
@@ -84,9 +84,9 @@ wrong = np.mean([np.mean(x) for x in losses])
 print(f"The mean loss is {right:.2f}; the mean of both means is {wrong:.2f}")
 
 # %% [markdown]
-# The ten tokens would count a hundred times as much as the others. Libraries have had this error
-# for years, and it is easy to make again whenever batches are divided: into micro-batches, over
-# processes, for accumulation.
+# The ten tokens would count a hundred times as much as the others. Libraries have had this bug for
+# years, and it is easy to repeat whenever batches are divided: into micro-batches, over processes,
+# for accumulation.
 #
 # ## 3. Packing
 #
@@ -129,7 +129,7 @@ shape = {"n_layer": 2, "n_embd": 64, "n_head": 2, "block_size": 512, "tie_weight
 shape |= ARCHITECTURES["modern"] | {"rope_theta": 1e6}
 model = smallmind.TransformerModel(tokenizer.vocab_size, **shape)
 training = smallmind.Training(model, data=data)
-print(f"Before: {ask(0, model, data).exact_match:.0%} of 100 unseen questions are answered rightly")
+print(f"Before: {ask(0, model, data).exact_match:.0%} of 100 unseen questions answered correctly")
 records = training.train(
     STEPS,
     optimizer="muon",
@@ -164,8 +164,8 @@ draw("lesson13_attention", chart)
 
 # %% [markdown]
 # Exact match is a strict measure, and an honest one: an answer is right, word for word, or it is
-# not. Nobody's taste is in it, and guessing the likeliest answer to each kind of question would get
-# about one in nine.
+# not. No one's taste is involved, and guessing the likeliest answer to each kind of question would
+# get about one in nine.
 #
 # ## 5. Talking
 #
@@ -283,5 +283,5 @@ print("Exercise 3:", judge(lambda: check_update_loss(update_loss)))
 # ## What you can do now
 #
 # You have a model that answers questions, and a number that says how often it is right; before, it
-# only continued what you wrote. Next: lesson 14, *Learning from what is better*, in which nobody
+# only continued what you wrote. Next: lesson 14, *Rewards and preferences*, in which nobody
 # tells it the answer.

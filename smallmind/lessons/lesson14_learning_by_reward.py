@@ -1,8 +1,8 @@
 # %% [markdown]
-# # Learning from what is better
+# # Rewards and preferences
 #
-# So far somebody knew what the model should have said. Here it learns from less: from what its own
-# answers earn, or from pairs of which one is better. After this lesson you will be able to
+# A model can learn from less than the right answer: from rewards for its own answers, or from pairs
+# of a better and a worse one. After this lesson you will be able to
 #
 # - say how a reward, which has no gradient, becomes one, and measure what a baseline is for;
 # - write the loss of a group of answers (GRPO), and that of a pair (DPO), in a few lines of NumPy,
@@ -45,8 +45,8 @@ draw = np.random.default_rng(1)
 # gradient of each one's log-probability times its reward. This is REINFORCE (Williams 1992). It is
 # the loss that we know, with the model's own answers as targets and their rewards as weights.
 #
-# Here is a small model to try it on. It is asked two letters and answers three; an answer earns the
-# share of its letters that are the first one of the question.
+# Here is a small model to try it on. A question is two letters, an answer three; the reward is the
+# share of letters of the answer that equal the first one of the question.
 
 # %%
 LETTERS, LONG, GROUP = "abcdefgh", 3, 8
@@ -92,16 +92,16 @@ for row in range(3):
     print(letters.decode(asked[row]), letters.decode(written[row]), f"{rewards[row]:.2f}")
 
 # %% [markdown]
-# It is a noisy estimate, and how noisy depends on something that should not matter. Pay 2 more for
-# any answer, and the best model is the same. A number b that does not depend on the answer may be
-# added or taken away, since E[d(log p)] = 0 (probabilities sum to 1, whatever the weights):
+# It is a noisy estimate, and how noisy depends on something that should not matter. Add 2 to every
+# reward, and the best model is the same. A number b that does not depend on the answer may be added
+# or subtracted, since E[d(log p)] = 0 (probabilities sum to 1, whatever the weights):
 #
 # E[(r - b) d(log p)] = E[r d(log p)]
 #
-# But with 2 more, each answer is pushed up by nearly the same; that this cancels out is true on
-# average and of no batch. So take b as what the question usually earns: then only surprises count.
-# This is a *baseline*, and r - b is an *advantage*. Several answers to each question are written,
-# and b is their mean reward: a *group* (Shao et al. 2024).
+# But with 2 more, all answers are pushed up by nearly the same amount, which cancels out on
+# average, but not in any single batch. So let b be the usual reward for the question: then only
+# surprises count. This is a *baseline*, and r - b is an *advantage*. Several answers to each
+# question are written, and b is their mean reward: a *group* (Shao et al. 2024).
 
 
 # %%
@@ -128,12 +128,13 @@ for name, found in gradients.items():
 # %% [markdown]
 # ## 2. What `--reward` computes
 #
-# Two things are added to this. Advantages are divided by the deviation of their group, so that it
-# does not matter in which unit a reward counts. And answers are expensive, so that several updates
-# may learn from the same ones (`--reward-updates`). From the second update on they are answers of
-# another model, the one before. What repairs this is the ratio of both probabilities, as a weight;
-# and as the samples say little about a model far away from theirs, a token counts no more once its
-# ratio has left 1 ± clip in the direction in which its advantage pushes it (`--reward-clip`).
+# Two things are added to this. Advantages are divided by the deviation of their group, so that the
+# scale of the reward does not matter. And answers are expensive, so that several updates may learn
+# from the same ones (`--reward-updates`). From the second update on, these are the answers of an
+# earlier model. Weighting each token by its probability now over that when it was written corrects
+# for this. And since the samples say little about a model that is far from the one that wrote them,
+# a token no longer counts once its ratio has left 1 ± clip in the direction in which its advantage
+# pushes it (`--reward-clip`).
 
 
 # %%
@@ -198,10 +199,10 @@ assert apart < 1e-4
 # ## 3. Three files, three runs
 #
 # To see what this is good for, a model learns to add. There are 10,000 sums of two numbers with two
-# digits each. It begins with an ordinary training on 400 of them, but whoever has written these
-# down was in doubt: half of the answers have a question mark. For 200 others there are pairs, of
-# which the one without it is better. All the others are only questions; a tenth of these is held
-# out, to measure.
+# digits each. It begins with ordinary training on 400 of them, half of which end in a question
+# mark, as if their author had been unsure. For 200 more there are pairs, in which the answer
+# without the question mark is the better one. All the others are only questions, a tenth of which
+# is held out for evaluation.
 
 # %%
 FEW_STEPS, REWARD_STEPS, ASKED = 400, 300, 100
@@ -260,12 +261,13 @@ imitated = judged(model)
 # margin = beta (log p(chosen) / q(chosen) - log p(rejected) / q(rejected))
 #
 # q are the probabilities in a *reference*, the model as it was, of which only these numbers are
-# kept. Why are they there? What people want is a large reward without moving far from q, and the
-# best model at that has p = q exp(reward / beta) / Z: solve for the reward, and beta log p / q is
-# what the model itself says that an answer earns. The margin is a difference of two such rewards,
-# in which Z cancels, and the loss is that of guessing which of them is larger. `beta` is what it
-# costs to move away. The gradient is an old acquaintance, that of log p(chosen) - log p(rejected),
-# times a number between 0 and beta that is large where the pair is still in the wrong order.
+# kept. Why are they there? The goal is a large reward without moving far from q, and the best model
+# for that has p = q exp(reward / beta) / Z. Solve for the reward: up to a constant, beta log p / q
+# is the reward that the model implies for an answer. The margin is a difference of two such
+# rewards, in which Z cancels, and the loss is that of guessing which of them is larger. `beta` is
+# the penalty for moving away. The gradient is a familiar one, that of log p(chosen) - log
+# p(rejected), times a number between 0 and beta that is large where the pair is still in the wrong
+# order.
 
 
 # %%
@@ -306,8 +308,8 @@ assert abs(losses.mean() - value) < 1e-4 and apart < 1e-3
 
 # %% [markdown]
 # The first loss is ln 2: the model is its own reference, and all margins are 0. From a file, the
-# same takes one line: records of a prompt, a chosen and a rejected answer are recognised where the
-# run starts from a model.
+# same takes one line: records of a prompt, a chosen and a rejected answer are recognised if the run
+# starts from a model.
 
 # %%
 preferring = smallmind.Run.create(
@@ -320,17 +322,18 @@ preferring.train()
 preferred = judged(preferring.load()[0])
 
 # %% [markdown]
-# The doubt is gone, and not one sum was explained: most of what is right now was right before, but
-# for the question mark. Pairs choose among the things that a model says anyway. They are poor at
-# teaching what it does not say: nothing in the loss wants the chosen answer to become *likely*, it
-# may lose as long as the other loses more. (At a rate of 1e-3 this model wins every pair too,
-# and hardly a sum is right.) `--loss orpo` adds the ordinary loss of the chosen answers.
+# The doubt is gone, although not a single sum was explained: most of what is right now was right
+# before, except for the question mark. Pairs choose among the answers that a model already gives.
+# They are poor at teaching new ones: nothing in the loss wants the chosen answer to become
+# *likely*; it may lose probability as long as the other one loses more. (At a rate of 1e-3 this
+# model wins every pair too, and hardly a sum is right.) `--loss orpo` adds the ordinary loss of the
+# chosen answers.
 #
 # ## 5. Rewards from a file
 #
-# Now the model answers questions to which it has never seen an answer, and hears only which of its
-# own are right. `reward="exact"` compares with the wanted answer; any other reward is a file of
-# Python with the function that you write.
+# Now the model answers questions to which it has never seen an answer, and is told only which of
+# its own are right. `reward="exact"` compares with the expected answer; any other reward is a
+# function that you write in a Python file.
 
 # %%
 adding = smallmind.Run.create(
@@ -359,11 +362,12 @@ print(
 )
 
 # %% [markdown]
-# With `REWARD_STEPS = 1000`, in a few minutes, more than nine of ten sums are right. And why not
-# from the start, without the imitation? A group teaches if its answers earn different rewards, so
-# one of them has to be right. A new model draws four tokens out of 36, and is right in one of a
-# million cases: nothing to learn from. Reward makes likelier what sometimes happens; it cannot show
-# what never does. Nor does a group teach whose answers are all right: in the end fewer do.
+# With `REWARD_STEPS = 1000`, in a few minutes, more than nine of ten sums are right. Why not from
+# the start, without imitation? A group teaches if its answers earn different rewards, so one of
+# them has to be right. A new model draws four tokens out of 36, and is right in one of a million
+# cases: nothing to learn from. A reward makes more likely what sometimes happens; it cannot teach
+# what never does. Nor does a group teach if all of its answers are right, so towards the end fewer
+# do.
 #
 # The same from the command line, with the three files:
 #
@@ -375,9 +379,9 @@ print(
 #
 # ## Exercises
 #
-# **1. Without itself.** The mean of a group contains the answer that is compared with it, which
-# makes its advantage a little too small. Compare each answer with the mean of the *others* instead
-# (leave-one-out). No deviations here.
+# **1. Leave one out.** The mean of a group contains the answer that is compared with it, which
+# makes its advantage a little too small. Compare each answer with the mean of the *others* instead.
+# Do not divide by the deviation.
 
 
 # %%
@@ -407,10 +411,10 @@ def check_leave_one_out(candidate):
 print("Exercise 1:", judge(lambda: check_leave_one_out(leave_one_out)))
 
 # %% [markdown]
-# **2. No end to being right.** DPO always wants a larger margin. IPO (Azar et al. 2023) wants it to
-# be 1 / (2 beta), and no more: its margin is log p(chosen) / q(chosen) - log p(rejected) /
-# q(rejected), without beta, and its loss the squared distance to that. Write it, and its
-# derivative.
+# **2. A margin that is large enough.** DPO always wants a larger margin. IPO (Azar et al. 2023)
+# wants it to be 1 / (2 beta), and no more: its margin is log p(chosen) / q(chosen) - log
+# p(rejected) / q(rejected), without beta, and its loss the squared distance to that. Write it, and
+# its derivative.
 
 
 # %%
@@ -439,10 +443,10 @@ def check_ipo(candidate):
 print("Exercise 2:", judge(lambda: check_ipo(ipo_loss)))
 
 # %% [markdown]
-# **3. A reward that cannot be cheated.** A model finds whatever a reward pays for, also what you
-# did not mean: with `contains`, an answer that lists all numbers earns 1. Write a reward for sums
-# that gives 1 if the wanted number is the only number in the answer, however it is written around
-# or with zeros in front of it, and else 0. Numbers are digits in a row.
+# **3. A reward that cannot be cheated.** A model finds whatever a reward pays for, including what
+# you did not mean: with `contains`, an answer that lists all numbers earns 1. Write a reward for
+# sums that is 1 if the wanted number is the only number in the answer, whatever text is around it
+# and with or without leading zeros, and 0 otherwise. A number is a run of digits.
 
 
 # %%
@@ -504,8 +508,8 @@ FOLDER.cleanup()
 # %% [markdown]
 # ## Try it
 #
-# - Leave out `init_from=preferring.path` in favour of `imitating.path`: doubt is then unlearned by
-#   reward. Is that slower?
+# - Start from `imitating.path` instead of `preferring.path`: the reward then has to remove the
+#   question marks too. Is that slower?
 # - Give a share of the reward for each right digit, in a file of your own. Is that faster? What
 #   else might it teach?
 # - Make pairs of right sums and sums that are wrong by a digit. Compare `loss="dpo"` and `"orpo"`,
@@ -521,6 +525,5 @@ FOLDER.cleanup()
 #
 # ## What you can do now
 #
-# You have a model that adds, and nobody has told it how; before, you could only teach what you
-# could write down. Next: the page *Write a layer of your own*
-# (`smallmind lessons writing_a_layer`).
+# You have a model that adds, and nobody told it how; before, you could only teach what you could
+# write down. Next: the page *Write a layer of your own* (`smallmind lessons writing_a_layer`).

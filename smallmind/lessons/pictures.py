@@ -12,7 +12,7 @@ def draw(name: str, chart: Figure | Svg) -> None:
     svg = picture(chart) if isinstance(chart, Figure) else chart
     path = Path(f"{name}.svg")
     path.write_text(svg, encoding="utf-8")
-    print(f"Picture: {path}, to be opened in a browser")
+    print(f"Picture: {path} (open it in a browser)")
     shell = sys.modules.get("IPython")
     if shell and shell.get_ipython():
         shell.display.display(svg)

@@ -315,7 +315,7 @@ class Preferences(Loss):
         """The sums of some batches -> the mean margin, and the share of pairs that are won."""
         margin, won, count = np.sum(sums, axis=0)
         found = {"margin": float(margin / count), "won": float(won / count)}
-        what = "answers judged rightly" if self.method == "kto" else "pairs won"
+        what = "answers judged correctly" if self.method == "kto" else "pairs won"
         text = f"held-out margin {found['margin']:.3f}, {found['won']:.1%} of {what}"
         return "preferences", found, text
 

@@ -167,8 +167,8 @@ class QuestionsDataset(Dataset):
         """Returns the conversations with the wanted answers. InputError if there are none."""
         if self._conversations is None or self.first_without_answer():
             raise InputError(
-                "the questions have no wanted answers whose likelihood could be measured; the "
-                "report of the run shows what its answers earn"
+                "the questions have no expected answers to compute a loss on; the report of the "
+                "run shows the rewards"
             )
         train, held_out = self._conversations
         sizes = self.longest, self.batch_size, self.seed

@@ -194,7 +194,7 @@ class Rewards(Loss):
             )
         if self.judge.needs_wanted and (missing := data.first_without_answer()):
             raise InputError(
-                f"the reward {self.judge.name} compares with the wanted answer, and the question "
+                f"the reward {self.judge.name} compares with the expected answer, and the question "
                 f"{missing!r:.80} has none: choose --reward json, or a Python file"
             )
         self.data = data

@@ -58,7 +58,7 @@ const serverClient = () => {
         part = await reader.read();
       } catch (error) {
         if (error.name === "AbortError") throw error;
-        throw Object.assign(new Error("The server has gone in mid-answer."), { gone: true });
+        throw Object.assign(new Error("The server disconnected in the middle of an answer."), { gone: true });
       }
       if (part.done) break;
       waiting += decoder.decode(part.value, { stream: true });
@@ -70,7 +70,7 @@ const serverClient = () => {
         yield JSON.parse(data);
       }
     }
-    throw Object.assign(new Error("The server has gone in mid-answer."), { gone: true });
+    throw Object.assign(new Error("The server disconnected in the middle of an answer."), { gone: true });
   }
 
   // The tokens of a piece, in the form that this page has.
@@ -557,8 +557,20 @@ $("input").addEventListener("keydown", (event) => {
     send();
   }
 });
+// What has the focus is scrolled to between the bar and the composer, which stay in place.
+const staying = new ResizeObserver(() => {
+  const { style } = document.documentElement;
+  style.scrollPaddingTop = `${document.querySelector(".bar").offsetHeight}px`;
+  style.scrollPaddingBottom = `${$("dock").offsetHeight}px`;
+});
+staying.observe(document.querySelector(".bar"));
+staying.observe($("dock"));
 $("stop").addEventListener("click", () => stopping?.abort());
-addEventListener("keydown", (event) => { if (event.key === "Escape") stopping?.abort(); });
+addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  stopping?.abort();
+  $("chosen").classList.remove("open");
+});
 
 $("new").addEventListener("click", () => {
   stopping?.abort();

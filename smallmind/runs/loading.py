@@ -154,7 +154,7 @@ def find_in_run(directory: Path, which: int | str | None = None) -> StoredModel 
             if missing := missing_from(directory):
                 raise InputError(missing)
             reasons = "".join(f"; {reason}" for _, reason in skipped)
-            raise InputError(f"{directory} has neither a model nor a sound checkpoint{reasons}")
+            raise InputError(f"{directory} has neither a model nor an intact checkpoint{reasons}")
         return _of_checkpoint(found, f"the newest checkpoint, step {found.step}")
     found = checkpoint.load(_checkpoint_file(directory, which))
     best = "best " if which == "best" else ""

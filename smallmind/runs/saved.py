@@ -92,7 +92,7 @@ class RunFiles:
         newest = self._read_newest()
         if self.skipped_checkpoints and not newest:
             raise InputError(
-                f"no checkpoint in {self.path} is sound: restore one from a copy, or remove them "
+                f"no checkpoint in {self.path} is intact: restore one from a copy, or remove them "
                 "all to start the run again"
             )
         return newest

@@ -58,6 +58,7 @@ class Session:
         self.leader = Leader()  # of the processes that train it
         self.ended = Ended()
         self.energy: EnergyMeter | None = None
+        self.memory: MemoryTracker | None = None  # of a profile
         self.pace: pace.Pace | None = None
         self.deadline: float | None = None
         self._training: Training | None = None
@@ -211,7 +212,9 @@ class Session:
             training, config = self.fresh_training(), files.settings.training
             use_threads(files.settings.run)
             energy = self.energy = EnergyMeter()
-            tracker = MemoryTracker() if config.enable_diagnostics else None
+            if config.enable_diagnostics:
+                self.memory = MemoryTracker()
+                self.memory.snapshot("Before training")
             newest = files.begin()
             yield from self._warnings(newest.step if newest else 0)
             # Only a model that the run starts from may know an answer.
@@ -242,8 +245,9 @@ class Session:
                 self._log(training.usage.record(training.progress.step))
             if used := energy.record(training.progress.step):
                 self._log(used)
-            if tracker:
-                memory = tracker.snapshot("After training")
+            if self.memory:
+                memory = self.memory.snapshot("After training")
+                # Only now: their arrays take more memory than a small run.
                 rates = copy_rates() if training.model.backend == "numba" else {}
                 files.directory.save_profile(training.profiler.rows(), memory, rates)
             self.ended = save_ending(training, files.directory, self._note_model, self.leader)

@@ -609,7 +609,7 @@ def _prepared(corpus: Corpus, encoding: Encoding, cache: Path, name: str) -> Tok
     """Returns the tokens of a text in the cache, where they are now if they were not before."""
     key = hashlib.sha256(repr(sorted(identity(corpus, encoding).items())).encode()).hexdigest()
     directory = cache / f"{UNSAFE.sub('_', name)[:40]}-{key[:12]}"
-    with activity.doing(f"Preparing the text in {directory}, as it is large for the memory"):
+    with activity.doing(f"Preparing the text in {directory}, as it would take much of the memory"):
         shards = prepare(corpus, directory, encoding)
     return TokenSource(TokensOnDisk.of_shards(shards), name, from_text=True)
 

@@ -178,7 +178,7 @@ class API:
                 assert template  # see `_conversation`
                 if called := call_form(fields, tools, template, tokenizer):
                     if form:
-                        message = "tool_choice asks for a call, and another field for a form"
+                        message = "tool_choice asks for a call, and another field for a format"
                         raise APIError(f"{message}; send one of them", "tool_choice")
                     form = called
                 lead = "" if begun else template.lead

@@ -466,7 +466,7 @@ def call_form(
     if not tools or fields.setting("tool_choice") in (None, "auto"):
         return None
     if template.calling is None:
-        message = "the model's chat template writes calls in a form of its own, which cannot be"
+        message = "the model's chat template writes calls in a format of its own, which cannot be"
         raise APIError(f"{message} required: tool_choice must be auto or none", "tool_choice")
     try:
         grammar = call_grammar(tools, template.calling, tokenizer.special)

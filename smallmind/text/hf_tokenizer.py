@@ -352,7 +352,9 @@ def pieces_of(contents: Mapping[str, Any]) -> list[str]:
     model, added = contents["model"], contents.get("added_tokens") or []
     kind = model_type(model)
     if kind not in MODELS:
-        raise InputError(f"its model is of type {shown_value(kind)}; known are {', '.join(MODELS)}")
+        raise InputError(
+            f"its model is of type {shown_value(kind)}; supported are {', '.join(MODELS)}"
+        )
     vocabulary = model["vocab"]
     if kind == "Unigram":
         for piece, score in vocabulary:
@@ -366,7 +368,7 @@ def pieces_of(contents: Mapping[str, Any]) -> list[str]:
     if kind in ("WordPiece", "WordLevel") and model.get("unk_token") not in vocabulary:
         raise InputError(f"it has no token {shown_value(model.get('unk_token'))} for unknown words")
     if model.get("dropout"):
-        raise InputError("it divides a text differently each time (dropout), which is not known")
+        raise InputError("it splits a text differently each time (dropout), which is not supported")
     beyond = [x for x in added if vocabulary.get(x["content"]) != x["id"]]
     names = [*vocabulary, *(x["content"] for x in beyond)]
     numbers = [*vocabulary.values(), *(x["id"] for x in beyond)]

@@ -349,7 +349,7 @@ class Training:
                 clear_stale(directory)
                 state, skipped = newest(directory) if resume else (None, [])
                 if skipped and not state:
-                    raise InputError(f"no checkpoint in {directory} is sound: {skipped[0][1]}")
+                    raise InputError(f"no checkpoint in {directory} is intact: {skipped[0][1]}")
                 if not state:
                     if exist(directory):
                         raise InputError(

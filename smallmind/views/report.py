@@ -328,8 +328,8 @@ def _roofline(view: RunView, profile: dict[str, Any]) -> str:
     kind = "bfloat16" if view.usage.get("ceiling_precision") == "bfloat16" else "float32"
     drawn = roofline_chart(points, {kind: peak}, copies)
     return drawn and (
-        "<p>Each kernel by its operations per byte, and how many it did per second; the lines are "
-        f"what this machine does at most, from a cache and from memory.</p>{drawn}"
+        "<p>Each kernel by its operations per byte and per second. The lines are the limits of "
+        f"this machine: copies from a cache and from memory, and multiply-adds.</p>{drawn}"
     )
 
 

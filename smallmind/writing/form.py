@@ -20,7 +20,7 @@ from smallmind.console import activity
 from smallmind.text.tokenizer import Tokenizer
 
 KINDS = ("json", "schema", "regex", "grammar")
-MISSING = 'answers in a form need the package llguidance: pip install "smallmind[format]"'
+MISSING = 'answers in a format need the package llguidance: pip install "smallmind[format]"'
 # Without a limit, small models write line breaks until the end.
 WHITESPACE = r"\n?[ \t]{0,20}"
 NO_TOKEN = -1  # in the place of a byte that no token is
@@ -143,7 +143,7 @@ class FormState:
         made._ending = self._ending
         if len(begun):
             if made._matcher.try_consume_tokens(list(begun)) < len(begun):
-                raise InputError("no text of this form starts with the given tokens")
+                raise InputError("no text in this format starts with the given tokens")
             for token in begun:
                 made._search.follow(self._vocabulary.tokens[token])
             made.find_ending()
@@ -430,7 +430,7 @@ class _Vocabulary:
             (ids,) = tokenizer.encode_each([text], continued=True)
             return ids.tolist()
 
-        with activity.doing("Reading the vocabulary for the form", usual=True):
+        with activity.doing("Reading the vocabulary for the format", usual=True):
             numbers = activity.parts(range(tokenizer.vocab_size))
             tokens = [tokenizer.token_bytes(i) for i in numbers]
             return cls(tokens, tokenizer.ends, tokenizer.special.values(), encode)

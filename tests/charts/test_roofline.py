@@ -37,7 +37,8 @@ def test_a_kernel_at_a_limit_is_on_its_line():
 def test_every_name_is_readable():
     root = ET.fromstring(roofline(CROWD, PEAKS, BANDWIDTHS))
     texts = [x for x in root.iter() if x.tag.endswith("text") and "kernel" in (x.text or "")]
-    boxes = [(float(x.get("x")), float(x.get("y"))) for x in texts]
+    ends = [(float(x.get("x")), 100 * (x.get("text-anchor") == "end"), x) for x in texts]
+    boxes = [(x - width, float(text.get("y"))) for x, width, text in ends]
     assert len(boxes) == len(CROWD)
     for i, (x, y) in enumerate(boxes):
         for other, level in boxes[:i]:
@@ -49,3 +50,16 @@ def test_nothing_is_drawn_without_operations_or_limits():
     assert not roofline(copies, PEAKS, BANDWIDTHS)
     assert not roofline_chart(CROWD, {"float32": 0.0}, BANDWIDTHS)
     assert roofline_chart(CROWD, PEAKS, BANDWIDTHS).startswith('<svg class="chart"')
+
+
+def test_peaks_that_are_as_fast_share_a_line():
+    peaks = {"float32": 200e9, "bfloat16": 800e9, "q8_0": 810e9}
+    drawn = roofline([Point("a", 1.0, 20e9)], peaks, BANDWIDTHS)
+    assert "float32: 200<" in drawn and "bfloat16, q8_0: 800<" in drawn
+
+
+def test_a_name_beside_the_right_edge_is_left_of_its_dot():
+    point = Point("a_kernel_with_a_very_long_name", 900.0, 100e9)
+    root = ET.fromstring(roofline([point], PEAKS, BANDWIDTHS))
+    (name,) = (x for x in root.iter() if x.tag.endswith("text") and x.text == point.name)
+    assert name.get("text-anchor") == "end"

@@ -279,7 +279,7 @@ def test_conversations_without_an_answer_are_counted(tmp_path):
     assert len(conversations(texts)) == 1 and texts.report.unanswered == 1
 
 
-ROLES = "known are system, developer, user, human, "
+ROLES = "known roles are system, developer, user, human, "
 
 
 @pytest.mark.parametrize(

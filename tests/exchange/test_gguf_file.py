@@ -226,7 +226,7 @@ def test_malformed_files_are_refused_in_one_line(tmp_path, content):
 def test_a_type_that_is_not_read_is_named_with_what_to_do(tmp_path, number, name):
     (tmp_path / "file").write_bytes(edited(FIRST + 20, "I", number))
     message = refusal(gguf_file.read, tmp_path / "file")
-    assert f"the tensor 'm.weight' is of type {name}, which is not read here; take" in message
+    assert f"the tensor 'm.weight' is of type {name}, which is not supported; use" in message
     assert f"with tensors in any of {', '.join(NUMBER_TYPES)}" in message
 
 

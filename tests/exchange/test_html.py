@@ -570,40 +570,36 @@ REACHES_OUT = """async () => {
 
 
 @contextlib.contextmanager
-def opened(path):
-    """A page in Chromium without a network -> it, and what it complained of."""
-    sync_api = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium") or pytest.skip("needs Chromium")
+def opened(browser, path):
+    """A page without a network -> it, and what it complained of."""
     complaints, requests = [], []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_context(offline=True).new_page()
+    with browser.new_context(offline=True) as context:
+        page = context.new_page()
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: complaints.append(dialog.message))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(path.as_uri())
         yield page, complaints
-        browser.close()
     assert requests[0] == path.as_uri() and all("localhost:1/" in url for url in requests[1:])
 
 
-def test_a_browser_runs_a_page_from_disk(tmp_path):
+def test_a_browser_runs_a_page_from_disk(tmp_path, browser):
     fields = {"block_size": 64, "n_embd": 128}
     path, model, tokenizer = made(tmp_path, "default", tokenizer_for("bpe"), **fields)
     settings = {"max_tokens": 200, "temperature": 0}
-    with opened(path) as (page, complaints):
+    with opened(browser, path) as (page, complaints):
         text, frames = page.evaluate(GENERATES, [PROMPT, settings])
         assert text == written(model, tokenizer, PROMPT, **settings)
         assert frames > 1  # it is drawn while it computes
         assert complaints == []
 
 
-def test_a_page_reaches_nothing_and_runs_nothing_else(tmp_path):
+def test_a_page_reaches_nothing_and_runs_nothing_else(tmp_path, browser):
     hostile = "".join(HOSTILE)
     tokenizer = Tokenizer("abc" + hostile).with_special([hostile])
     path = page_of(tmp_path, varied_model("Llama", tokenizer), tokenizer, name=hostile)
-    with opened(path) as (page, complaints):
+    with opened(browser, path) as (page, complaints):
         text, _ = page.evaluate(GENERATES, [hostile, {"max_tokens": 5}])
         assert len(text) >= 5 and complaints == []
         assert page.evaluate(REACHES_OUT) == ["no answer", "no image", None]

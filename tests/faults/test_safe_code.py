@@ -37,7 +37,7 @@ ALLOWED = {
     # Compiled kernels are code: their cache is unpickled once its owner and digest are checked.
     "kernels/codegen/cache.py": ["pickle"],
     # Shows that a pickle calls functions, with one of its own; runs an exported model in torch.
-    "lessons/lesson11_out_of_here.py": ["pickle", "torch"],
+    "lessons/lesson11_export_and_import.py": ["pickle", "torch"],
     # Students' code runs here, in a process for that alone: marking it means running it.
     "lessons/marked.py": ["exec"],
     # Peers that are measured; arrays that the bench has just written for them, without pickles.

@@ -30,7 +30,7 @@ FILES = [
 
 
 KEPT = ["tokenizer.json", "model.safetensors"]
-SOUND = [f"ok      {name}: sound" for name in (*KEPT, *FILES)]
+SOUND = [f"ok      {name}: intact" for name in (*KEPT, *FILES)]
 
 
 @pytest.fixture(scope="module")

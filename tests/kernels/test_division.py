@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from bench.threads import Step, imbalance
+from bench.threads import Step, counting_regions, imbalance, kernel_imbalance, shape_of
 from smallmind.bench.peers.job import Sizes
+from smallmind.kernels import cases
 from smallmind.kernels.codegen.rounding import row_share
 from smallmind.kernels.codegen.simd import LANES, share
+from smallmind.kernels.description import KERNELS
 from smallmind.kernels.gemm import blocked, packing
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B
 from smallmind.kernels.gemm.tile import TILE_ROWS
@@ -26,8 +28,6 @@ is_few, single_columns, product_region, grid_region = (
     )
 )
 VARIANTS = st.sampled_from([PLAIN, TRANSPOSE_A, TRANSPOSE_B])
-
-# Prints the number of threads, and a digest of the weights after two steps from the same ones.
 
 
 def _owners(shares, size):
@@ -116,6 +116,23 @@ def test_no_thread_has_much_more_than_the_others(sizes):
         assert calls.regions == calls.calls, f"{name} {shape} runs on one thread"
         for workers, busiest in calls.imbalance.items():
             assert busiest <= 1.3, f"{name} {shape} on {workers} threads"
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_that_runs_on_several_threads_says_how_it_divides_its_work(name):
+    sizes = cases.fitted(name, cases.shapes(name)[0], 2**20)
+    case = cases.Case(name, sizes, cases.types(name)[0])
+    with counting_regions() as regions:
+        case.run()
+    assert (regions.count == 0) == (KERNELS[name].division[0] == "alone")
+    assert 1 <= kernel_imbalance(name, case.arguments, 3) <= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("matmul_transpose_a", (5, 7, 9)), ("attention", (2, 3, 11, 4))]
+)
+def test_the_sizes_of_a_call_are_found_by_its_axes(name, sizes):
+    assert shape_of(name, cases.Case(name, sizes).arguments) == "x".join(map(str, sizes))
 
 
 def test_imbalance_is_the_work_of_the_busiest_over_the_mean():

@@ -1,6 +1,7 @@
 """Every lesson runs, without what takes long, and is a notebook too."""
 
 import json
+import os
 import re
 import sys
 from types import SimpleNamespace
@@ -24,8 +25,8 @@ from smallmind.lessons import (
 from smallmind.lessons.pictures import draw
 from tests.exchange.weights import SMOLLM2, real
 from tests.lessons.judging import RUN, SHORTENED, shortened
-from tests.programs import output_of
-from tests.sources import PACKAGE
+from tests.programs import printed_by
+from tests.sources import PACKAGE, ROOT
 
 
 def test_lessons_are_numbered_and_have_titles():
@@ -82,21 +83,25 @@ def test_references_to_lessons_are_to_their_numbers():
         assert all(1 <= int(number) <= last for number in numbers), path
 
 
+def run_in(folder, source, **environment):
+    """The output of a page; its pictures stay in the folder."""
+    words = [sys.executable, "-W", "error", "-c", source]
+    return printed_by(words, cwd=folder, **{"PYTHONPATH": str(ROOT), **environment})
+
+
 @pytest.mark.parametrize(
     "path", [path for path in pages() if short_name(path) not in map(str, RUN)], ids=short_name
 )
-def test_a_page_runs(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where it leaves what it writes
+def test_a_page_runs(path, tmp_path):
     number = short_name(path)
     is_long = number in map(str, SHORTENED)
-    output_of(shortened(int(number)) if is_long else path.read_text(encoding="utf-8"))
+    run_in(tmp_path, shortened(int(number)) if is_long else path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow
 @EVERY
-def test_a_page_runs_as_it_is_shipped(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    output_of(path.read_text(encoding="utf-8"))
+def test_a_page_runs_as_it_is_shipped(path, tmp_path):
+    run_in(tmp_path, path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.interop
@@ -106,7 +111,7 @@ def test_the_lesson_on_adapting_ends_with_a_real_model(tmp_path):
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('its programs are not needed')")
     (package / weights.name).symlink_to(weights)
-    said = output_of(shortened(12), PYTHONPATH=str(tmp_path)).splitlines()
+    said = run_in(tmp_path, shortened(12), PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}").splitlines()
     place = said.index("What is the capital of Germany?")
     assert "Berlin" in said[place + 1] and "captain" not in said[place + 1]
     assert said[place + 2] == "  Aye, that be Berlin, captain!"

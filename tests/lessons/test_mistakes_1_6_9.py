@@ -7,6 +7,9 @@ import math
 
 import numpy as np
 
+from smallmind.lessons.solutions import lesson01_language_model as language_model
+from smallmind.lessons.solutions import lesson06_block_and_model as block
+from smallmind.lessons.solutions import lesson09_recipe as recipe
 from smallmind.nn.parameters import ONES, ZEROS, Constant, Role
 from tests.lessons.judging import assert_judged, lesson, source_of
 
@@ -27,13 +30,9 @@ def pair_counts(tokens, V):
     return counts
 
 
-def pair_loss(tokens, V):
-    counts = pair_counts(tokens, V)
-    p = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
-    return -np.log(p[tokens[:-1], tokens[1:]]).mean()
-
-
 def test_pair_loss():
+    pair_loss = language_model.pair_loss
+
     def over_pairs(tokens, V):
         counts = pair_counts(tokens, V)
         p = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
@@ -50,7 +49,7 @@ def test_pair_loss():
         (of_all_tokens, "the loss is"),
         (lambda _, V: math.log(V), "each token decides the next one"),
     ]
-    assert_judged(lesson(1).check_pair_loss, wrong, pair_loss)
+    assert_judged(lesson(1).check_pair_loss, wrong)
 
 
 def test_probabilities():
@@ -84,22 +83,17 @@ def test_probabilities():
 
 
 def test_llama_block_keeps():
-    def keeps(C, H, G, W):
-        return 2 * (2 * C + 1) + C + 2 * G * (C // H) + C + H + 2 * W
-
+    keeps = block.llama_block_keeps
     wrong = [
         (lambda C, H, _, W: keeps(C, H, H, W), "keys and values have G heads"),
         (lambda C, H, G, W: keeps(C, H, G, W) - W, "layer by layer"),
         (lambda C, H, G, W: keeps(C, H, G, W) - H + 4, "each head of queries"),
         (lambda C, H, *_: 12 * C + H + 4, "not 776"),
     ]
-    assert_judged(lesson(6).check_llama_block, wrong, keeps)
+    assert_judged(lesson(6).check_llama_block, wrong)
 
 
 def test_best_segment():
-    def best(N, K, X):
-        return min(range(1, N + 1), key=lambda k: (math.ceil(N / k) - 1) * X + k * K)
-
     def last_of_the_best(N, K, X):
         return min(range(N, 0, -1), key=lambda k: (math.ceil(N / k) - 1) * X + k * K)
 
@@ -110,35 +104,16 @@ def test_best_segment():
         (lambda *_: 0, "is not from 1 to"),
         (last_of_the_best, "and is smaller"),
     ]
-    assert_judged(lesson(6).check_best_segment, wrong, best)
+    assert_judged(lesson(6).check_best_segment, wrong)
 
 
 def new_scale(**changes):
-    """A right solution of the exercise, as a class, with other methods."""
-
-    def init(self, scope):
-        self.workspace = scope.workspace
-        self.gain = scope.declare("gain", (scope.config.n_embd,), ONES, Role.GAIN)
-
-    def forward(self, x):
-        self.x = x
-        y = self.workspace.rent(*x.shape)
-        np.multiply(x, self.gain.compute, out=y)
-        return y
-
-    def backward(self, dy):
-        dx = self.workspace.rent(*dy.shape)
-        np.multiply(dy, self.gain.compute, out=dx)
-        self.gain.grad += (dy * self.x).sum(axis=0)
-        return dx
-
-    return type(
-        "Scale", (), {"__init__": init, "forward": forward, "backward": backward, **changes}
-    )
+    """The solution of the exercise, with other methods."""
+    return type("Scale", (block.Scale,), changes)
 
 
 def test_scale():
-    right = new_scale()
+    right = block.Scale
 
     def declaring(initialisation, role, size=None):
         def init(self, scope):
@@ -188,7 +163,7 @@ def test_scale():
         (new_scale(backward=greedy), "belong to the caller"),
         (new_scale(backward=forgetful), "still rented"),
     ]
-    assert_judged(lesson(6).check_scale, wrong, right, new_scale(backward=in_place))
+    assert_judged(lesson(6).check_scale, wrong, new_scale(backward=in_place))
 
 
 def test_accumulate():
@@ -220,10 +195,7 @@ def test_accumulate():
 
 
 def test_rate_of():
-    def rate_of(step, steps, peak, warmup):
-        if step < warmup:
-            return peak * (step + 1) / (warmup + 1)
-        return peak * (steps - step) / (steps - warmup)
+    rate_of = recipe.rate_of
 
     def from_zero(step, steps, peak, warmup):
         return peak * step / warmup if step < warmup else rate_of(step, steps, peak, warmup)
@@ -242,7 +214,7 @@ def test_rate_of():
         (from_the_start, "in the decay"),
         (lambda *_: None, "returns None"),
     ]
-    assert_judged(lesson(9).check_rate, wrong, rate_of)
+    assert_judged(lesson(9).check_rate, wrong)
 
 
 def test_orthogonalise():
@@ -250,9 +222,6 @@ def test_orthogonalise():
         for _ in range(iterations):
             X = step(X)
         return X
-
-    def orthogonalise(G, iterations):
-        return iterate(G / np.linalg.norm(G), iterations)
 
     def of_muon(G, iterations):
         def step(X):
@@ -262,7 +231,7 @@ def test_orthogonalise():
         return iterate(G / np.linalg.norm(G), iterations, step)
 
     def transposed(G, iterations):
-        return orthogonalise(G, iterations).T
+        return recipe.orthogonalise(G, iterations).T
 
     def by_decomposition(G, iterations):
         U, _, Vt = np.linalg.svd(G, full_matrices=False)
@@ -277,13 +246,11 @@ def test_orthogonalise():
         (transposed, "the shape is"),
         (by_decomposition, "one iteration"),
     ]
-    assert_judged(lesson(9).check_orthogonalise, wrong, orthogonalise, by_spectral_norm)
+    assert_judged(lesson(9).check_orthogonalise, wrong, by_spectral_norm)
 
 
 def test_paired_difference():
-    def paired(before, after):
-        differences = after - before
-        return differences.mean(), differences.std(ddof=1) / math.sqrt(len(differences))
+    paired = recipe.paired_difference
 
     def unpaired(before, after):
         error = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / len(before))
@@ -296,4 +263,4 @@ def test_paired_difference():
         (lambda before, after: (-0.02, (after - before).std(ddof=1)), "the root of n"),
         (lambda before, after: paired(before, after)[0], "return two numbers"),
     ]
-    assert_judged(lesson(9).check_paired_difference, wrong, paired)
+    assert_judged(lesson(9).check_paired_difference, wrong)

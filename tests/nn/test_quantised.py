@@ -9,20 +9,11 @@ from smallmind.nn.parameters import Role
 from smallmind.parts import QUANTISED
 from smallmind.settings.config import Adapter
 from smallmind.settings.presets import ARCHITECTURES
-from tests.architectures import BROUGHT
+from tests import architectures
 
 BLOCKS = {name: DTYPES[name] for name in QUANTISED}
-GPT2, LLAMA, MODERN = (ARCHITECTURES[name] for name in ("gpt2", "llama", "modern"))
-MODELS = {
-    "GPT-2": GPT2,
-    "GPT-2, untied": {**GPT2, "tie_weights": False},
-    "Llama": {**LLAMA, "n_kv_head": 1},
-    "Qwen3, untied": {**LLAMA, "n_kv_head": 1, "qk_norm": True, "tie_weights": False},
-    "Arcee": {**LLAMA, "mlp": "relu2"},
-    "modern": {**MODERN, "x0_scalars": True, "logit_softcap": 15.0, "bigram_rows": 90},
-    **BROUGHT,
-    "odd sizes": {**LLAMA, "mlp_width": 80, "head_size": 20},  # 80 and 40 are no whole blocks
-}
+ODD = {**ARCHITECTURES["llama"], "mlp_width": 80, "head_size": 20}  # 80 and 40 are no whole blocks
+MODELS = {**architectures.MODELS, "odd sizes": ODD}
 V, T = 61, 24
 ALL_BUT_LAST = "embedding,blocks.0"
 

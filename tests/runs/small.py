@@ -32,3 +32,13 @@ def left(run, step):
         if isinstance(record, StepRecord) and record.step == step:
             break
     return run
+
+
+def resumed_after(run, step):
+    """Stops a run after the record of a step, and resumes it -> the run, to its end."""
+    for record in run.steps():
+        if record.step == step:
+            run.stop()
+    resumed = Run.open(run.path)
+    resumed.resume()
+    return resumed

@@ -18,6 +18,7 @@ from tests.corpus.reading import lines, written
 from tests.faults.runs import outcome, status
 from tests.parallel import in_process
 from tests.programs import refusal
+from tests.runs.small import resumed_after
 
 METHODS = "dpo", "ipo", "orpo", "kto"
 SHAPE = {"block_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "precision": "float32"}
@@ -73,12 +74,7 @@ def test_runs_learn_resume_and_are_verified(folder, method, adapted):
     assert 0 <= judged[-1].numbers["won"] <= 1
     assert all(verdict.fault is None for verdict in Run.open(run.path).verify())
     half = tuned(folder, f"{method} {adapted} half", method, **fields)
-    for record in half.steps():
-        if record.step == 5:
-            half.stop()
-    resumed = Run.open(half.path)
-    resumed.resume()
-    assert outcome(resumed.path) == outcome(run.path)
+    assert outcome(resumed_after(half, 5).path) == outcome(run.path)
 
 
 def test_pairs_are_recognised_where_there_is_a_model_to_start_from(folder):

@@ -19,6 +19,7 @@ from tests.corpus.reading import lines, written
 from tests.faults.runs import outcome, status
 from tests.parallel import in_process
 from tests.programs import refusal
+from tests.runs.small import resumed_after
 
 SHAPE = {"block_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "precision": "float32"}
 TUNED = {"steps": 7, "batch_size": 4, "val_every": 3, "save_every": 2, "log_every": 1, "keep": 9}
@@ -63,12 +64,7 @@ def test_runs_resume_and_are_verified(folder, more, adapted):
     run.train()
     assert all(verdict.fault is None for verdict in Run.open(run.path).verify())
     half = tuned(folder, f"half {more}", **more)
-    for record in half.steps():
-        if record.step == 5:
-            half.stop()
-    resumed = Run.open(half.path)
-    resumed.resume()
-    assert outcome(resumed.path) == outcome(run.path)
+    assert outcome(resumed_after(half, 5).path) == outcome(run.path)
 
 
 def test_a_run_stays_near_the_model_that_it_starts_from_unless_told_otherwise(folder):
@@ -104,9 +100,9 @@ def test_questions_need_no_answers_unless_the_reward_compares(folder):
         assert isinstance(run.data, QuestionsDataset) and run.data.count_of("train") == 36
         run.train()
         assert Run.open(run.path).data.digest == run.data.digest
-        with pytest.raises(InputError, match="have no wanted answers"):
+        with pytest.raises(InputError, match="have no expected answers"):
             run.evaluate()
-        said = "compares with the wanted answer, and the question '"
+        said = "compares with the expected answer, and the question '"
         assert said in refusal(lambda text=text: tuned(folder, f"no {text}", "exact", text).train())
 
 

@@ -2,7 +2,6 @@
 
 import http.server
 import json
-import shutil
 import subprocess
 import sys
 import threading
@@ -119,20 +118,16 @@ class Quiet(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-def test_a_page_elsewhere_on_this_machine_shows_it_in_a_frame(run, host):
-    sync_api = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium") or pytest.skip("needs Chromium")
+def test_a_page_elsewhere_on_this_machine_shows_it_in_a_frame(run, host, browser):
     with run.serve() as served, http.server.HTTPServer((host, 0), Quiet) as notebook:
         Quiet.shown = served._repr_html_()
         threading.Thread(target=notebook.serve_forever, daemon=True).start()
-        with sync_api.sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            page, errors = browser.new_page(), []
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.on("console", lambda said: errors.append(said.text) if said.type == "error" else 0)
-            page.goto(f"http://{host}:{notebook.server_port}/")
-            (frame,) = page.main_frame.child_frames
-            frame.get_by_text("cats").first.wait_for(state="attached")
-            assert frame.url.startswith(served.url) and not errors
-            browser.close()
+        page, errors = browser.new_page(), []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else 0)
+        page.goto(f"http://{host}:{notebook.server_port}/")
+        (frame,) = page.main_frame.child_frames
+        frame.get_by_text("cats").first.wait_for(state="attached")
+        assert frame.url.startswith(served.url) and not errors
+        page.close()
         notebook.shutdown()

@@ -258,7 +258,7 @@ def test_a_path_that_cannot_be_loaded_is_refused_in_one_line(finished, tmp_path)
     (tmp_path / "text").write_text("no model")
     for path, message in [
         (tmp_path / "none", "does not exist; give a run, a checkpoint or a model file"),
-        (tmp_path / "empty", "has neither a model nor a sound checkpoint"),
+        (tmp_path / "empty", "has neither a model nor an intact checkpoint"),
         (tmp_path / "text", "is not a valid safetensors file"),
     ]:
         assert message in refusal(smallmind.load, path)

@@ -226,7 +226,7 @@ def test_a_required_call_has_the_special_tokens_of_its_template(
         ({"tool_choice": {"name": "dog"}}, "tool_choice names 'dog', which is not among the tools"),
         (
             {"regex": "a", "tool_choice": "required"},
-            "asks for a call, and another field for a form",
+            "asks for a call, and another field for a format",
         ),
         ({"tools": [], "tool_choice": "required"}, "asks for a call, and there are no tools"),
         (

@@ -3,17 +3,11 @@
 Only where playwright and a Chromium are installed.
 """
 
-import shutil
-
 import pytest
 
 from smallmind.views.report import report
 from smallmind.views.report_of_runs import report_of_runs
 from tests.views.written import evaluation, final, finish, step, write
-
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 
 # Elements with text of their own that are seen: their size in pixels and contrast (WCAG 2, 1.4.3).
 TEXTS = """() => {
@@ -63,15 +57,6 @@ def pages(tmp_path_factory):
     for name, content in (("one", report(found[1])), ("several", report_of_runs(found))):
         (parent / f"{name}.html").write_text(content, encoding="utf-8")
     return parent
-
-
-@pytest.fixture(scope="module")
-def browser():
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with playwright.sync_playwright() as programs:
-        browser = programs.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield browser
-        browser.close()
 
 
 @pytest.mark.parametrize("name", ["one", "several"])

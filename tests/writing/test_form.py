@@ -154,7 +154,7 @@ def test_a_text_in_a_form_may_have_begun():
     text = Continuation(tokenizer, tokenizer.encode("a"), config, None, begun, form)
     with Decoder(new_model(tokenizer), tokenizer, 1) as decoder:
         assert [token.piece for (token,) in decoder.write([[text]])] == ["s"]
-    problem = "no text of this form starts with the given tokens"
+    problem = "no text in this format starts with the given tokens"
     refuses(problem, form.begin, begun[1:])
 
 

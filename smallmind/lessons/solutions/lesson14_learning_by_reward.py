@@ -1,4 +1,4 @@
-"""Solutions of "Learning from what is better"."""
+"""Solutions of "Rewards and preferences"."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Solutions of "Out of here"."""
+"""Solutions of "Export and import"."""
 
 import json
 

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Out of here
+# # Export and import
 #
 # A model that only its own program can run is of little use. After this lesson you will be able to
 #
@@ -11,7 +11,7 @@
 # - explain what quantised weights are, and what they cost.
 #
 # Nothing is downloaded. Where transformers or llama.cpp are installed, the lesson runs the model in
-# them; otherwise it says so and goes on.
+# them; otherwise it says so and continues.
 #
 # **Before:** lesson 1; lesson 4 for tokens, lesson 9 for rotary positions. **Time:** 70 minutes;
 # the code runs for 12 seconds.
