@@ -46,6 +46,9 @@ CHARACTERS_PER_TOKEN = 1.9  # of 512 tokens learned from English text
 # which it grows with both, and its limits: less than the least is none.
 DROPOUT, DROPOUT_POWER, MIN_DROPOUT, MAX_DROPOUT = 0.0075, 0.65, 0.015, 0.2
 WEIGHT_DECAY = 0.3  # beside dropout
+# Of that dropout, beside a teacher, whose targets are soft: see "Small texts, many passes" in
+# bench/LOG.md.
+TAUGHT = 0.2
 
 
 class ModelShape(NamedTuple):
@@ -175,7 +178,7 @@ def _size_for(
         chosen = windows_for(tokens, text, fields, shape)
         tokens = min(most, cost.tokens(seconds, tokens_per_step(fields | chosen)))
     seen = N, tokens, unique
-    chosen = regularization(*seen) | chosen
+    chosen = regularization(*seen, is_taught=bool(fields.get("teacher"))) | chosen
     updates = tokens / tokens_per_step(fields | chosen)
     # All tokens as likely: no run ends higher.
     guess = math.log(max(2, fields.get("vocab_size", ModelConfig.vocab_size)))
@@ -197,12 +200,15 @@ def windows_for(tokens: float, text: float, fields: Fields, chosen: Fields) -> F
     return {"block_size": T, "batch_size": windows} | chosen
 
 
-def regularization(parameters: float, tokens: float, unique: float) -> Fields:
+def regularization(
+    parameters: float, tokens: float, unique: float, is_taught: bool = False
+) -> Fields:
     """Regularizes so many parameters more the more they could memorise -> their fields."""
     share = DROPOUT * (parameters / unique * (tokens / unique)) ** DROPOUT_POWER
     if share < MIN_DROPOUT:
         return {"dropout": 0.0, "weight_decay": TrainingConfig.weight_decay}
-    return {"dropout": round(min(MAX_DROPOUT, share), 2), "weight_decay": WEIGHT_DECAY}
+    share = min(MAX_DROPOUT, share) * (TAUGHT if is_taught else 1.0)
+    return {"dropout": round(share, 2), "weight_decay": WEIGHT_DECAY}
 
 
 def best(sizes: Sequence[Size]) -> Size:

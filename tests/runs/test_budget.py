@@ -143,6 +143,14 @@ def test_what_could_be_memorised_needs_dropout_and_weight_decay():
     assert chosen(1e14, 10**5, weight_decay=0.02).training.weight_decay == 0.02
 
 
+def test_a_student_needs_less_dropout():
+    alone = chosen(1e14, 10**5)
+    taught = chosen(1e14, 10**5, teacher="runs/before")
+    assert 0 < taught.model.dropout < alone.model.dropout / 3
+    assert taught.training.weight_decay == alone.training.weight_decay
+    assert chosen(1e14, 10**5, teacher="runs/before", dropout=0.3).model.dropout == 0.3
+
+
 def test_a_text_has_fewer_learned_tokens_than_characters():
     """So its windows are shorter, and it is passed over more often."""
     windows = [chosen(1e14, 1200, tokenizer=kind).model.block_size for kind in ("char", "bpe")]
