@@ -142,6 +142,12 @@ LOOKING = f"""from smallmind.views.listing import find_runs, row_of
 import smallmind.charts.text, smallmind.charts.svg, smallmind.views.comparison
 assert len([row_of(view) for view in find_runs({str(OLD_RUNS)!r})]) == 5
 """
+PLAIN = f"""import tempfile
+from smallmind.cli import main
+with tempfile.TemporaryDirectory() as folder:
+    main(["train", {str(OLD_RUNS / "README.md")!r}, "--backend", "numpy", "--tokenizer",
+          "byte", "--size", "nano", "--block-size", "8", "--steps", "1", "--out", folder + "/run"])
+"""
 PROGRAMS = {
     "help of every command": (
         f"{HELP.format([])}\nfor name in COMMANDS: make_parser([name]).format_help()",
@@ -157,6 +163,7 @@ PROGRAMS = {
         f"import smallmind; smallmind.Run.open({str(OLD_RUNS / 'float32')!r}).load()",
         "smallmind.cli",
     ),
+    "a run with plain NumPy": (PLAIN, "numba"),
 }
 
 

@@ -25,7 +25,7 @@ def train(directory, *arguments):
 
 def test_stories_are_learned_to_near_their_entropy(tmp_path):
     printed, _ = train(tmp_path / "run")
-    excess = float(re.search(r"([\d.]+)\s+nats\s+above\s+that\s+floor", printed)[1])
+    excess = float(re.search(r"([\d.]+)\s+nats\s+above\s+that\s+limit", printed)[1])
     assert 0 < excess <= 0.15
 
 

@@ -159,10 +159,12 @@ def earlier_pace(training: Training, config: TrainingConfig) -> Pace | None:
 
 def _files(training: Training) -> "CheckedFiles | None":
     """Opens the files that paces are kept in; None where they cannot be."""
+    if training.model.backend != "numba":  # which plain kernels do not import
+        return None
     from smallmind.kernels.codegen.cache import CheckedFiles
     from smallmind.kernels.codegen.cache_directory import cache_directory
 
-    directory = cache_directory(MULTIPLYING) if training.model.backend == "numba" else None
+    directory = cache_directory(MULTIPLYING)
     return None if directory is None else CheckedFiles(directory, "pace")
 
 
