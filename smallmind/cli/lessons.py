@@ -15,7 +15,7 @@ from smallmind.lessons import (
     notebook,
     pages,
     short_name,
-    solutions,
+    solutions_of,
     summary,
     title,
 )
@@ -104,7 +104,7 @@ def _copy(path: Path, directory: Path, as_notebook: bool, is_solved: bool) -> Pa
         )
     source = path.read_text(encoding="utf-8")
     if is_solved:
-        source = solved(source, solutions(path))
+        source = solved(source, solutions_of(path))
     content = notebook(source) if as_notebook else source
     directory.mkdir(parents=True, exist_ok=True)
     durable.write(copy, [content.encode()])

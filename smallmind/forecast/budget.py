@@ -46,9 +46,7 @@ CHARACTERS_PER_TOKEN = 1.9  # of 512 tokens learned from English text
 # which it grows with both, and its limits: less than the least is none.
 DROPOUT, DROPOUT_POWER, MIN_DROPOUT, MAX_DROPOUT = 0.0075, 0.65, 0.015, 0.2
 WEIGHT_DECAY = 0.3  # beside dropout
-# Of that dropout, beside a teacher, whose targets are soft: see "Small texts, many passes" in
-# bench/LOG.md.
-TAUGHT = 0.2
+TAUGHT = 0.2  # of that dropout, beside a teacher, whose targets are soft: see bench/LOG.md
 
 
 class ModelShape(NamedTuple):

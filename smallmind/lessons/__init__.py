@@ -60,7 +60,7 @@ def minutes(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def solutions(path: Path) -> str:
+def solutions_of(path: Path) -> str:
     """Returns the solutions of a page's exercises: a file with a cell for each."""
     return _text(path.parent / "solutions" / path.name)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from smallmind.lessons import minutes, pages, short_name, solutions, summary, title
+from smallmind.lessons import minutes, pages, short_name, solutions_of, summary, title
 from smallmind.lessons.exercises import solved
 
 PAGES = pytest.mark.parametrize("path", pages(), ids=short_name)
@@ -43,7 +43,7 @@ def test_a_page_is_copied_with_its_solutions(tmp_path, cli):
     cli("lessons", short_name(path), "--solutions", "--out", tmp_path)
     copy = tmp_path / f"{path.stem}_solved.py"
     source = path.read_text(encoding="utf-8")
-    assert copy.read_text(encoding="utf-8") == solved(source, solutions(path)) != source
+    assert copy.read_text(encoding="utf-8") == solved(source, solutions_of(path)) != source
 
 
 def test_a_class_is_marked_in_a_table_and_a_file(tmp_path, cli):

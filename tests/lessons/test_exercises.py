@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from smallmind.lessons import pages, short_name, solutions
+from smallmind.lessons import pages, short_name, solutions_of
 from smallmind.lessons.exercises import bound, exercises, needed, solved
 from smallmind.lessons.marked import verdicts
 from tests.lessons.judging import SHORTENED, path_of, shortened
@@ -37,7 +37,7 @@ def test_exercises_are_solved_by_their_solutions_and_untried_without(name, tmp_p
     monkeypatch.chdir(tmp_path)
     source, path = path_of(name).read_text(encoding="utf-8"), path_of(name)
     count = len(FOUND[name])
-    assert verdicts_on(name, solved(source, solutions(path))) == ["solved"] * count
+    assert verdicts_on(name, solved(source, solutions_of(path))) == ["solved"] * count
     assert verdicts_on(name, source) == ["not tried yet"] * count
     gc.collect()
 
@@ -53,7 +53,7 @@ def test_a_solved_page_differs_only_where_something_was_to_be_filled_in():
         stubs = {each for exercise in FOUND[name] for each in exercise.candidates}
         page, complete = (
             [ast.dump(x) for x in ast.parse(text).body if not bound(x) & stubs]
-            for text in (source, solved(source, solutions(path_of(name))))
+            for text in (source, solved(source, solutions_of(path_of(name))))
         )
         imports = [line for line in complete if line not in page]
         assert [line for line in complete if line not in imports] == page

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from smallmind.lessons import notebook, solutions
+from smallmind.lessons import notebook, solutions_of
 from smallmind.lessons.exercises import solved
 from smallmind.lessons.marked import python_of, verdicts
 from smallmind.lessons.marking import Mark, first_failure, marks_of, submissions, to_csv
@@ -13,7 +13,7 @@ from tests.lessons.judging import path_of
 
 PAGE = path_of(1)
 SOURCE = PAGE.read_text(encoding="utf-8")
-SOLVED = solved(SOURCE, solutions(PAGE))
+SOLVED = solved(SOURCE, solutions_of(PAGE))
 HEAD = "# %% [markdown]\n# # A language model in 100 lines\n\n# %%\n"
 
 
