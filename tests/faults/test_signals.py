@@ -471,8 +471,8 @@ def test_a_signal_at_a_random_moment_of_the_start_ends_the_program(tmp_path, wor
     moments, root = random.Random(int(number)), Path(__file__).parents[2]
     for index in range(28):
         run = tmp_path / str(index)
-        flags = ["train", write_text(tmp_path), *FLAGS, "--steps", "1000000", "--out", str(run)]
-        command = [sys.executable, *words, *flags]
+        flags = last_of_each(write_text(tmp_path), *FLAGS, "--steps", "1000000", "--out", str(run))
+        command = [sys.executable, *words, "train", *flags]
         with started(command, cwd=root, stderr=subprocess.PIPE) as process:
             time.sleep(moments.uniform(0, 2))
             process.send_signal(number)
