@@ -159,7 +159,7 @@ def earlier_pace(training: Training, config: TrainingConfig) -> Pace | None:
 
 def _files(training: Training) -> "CheckedFiles | None":
     """Opens the files that paces are kept in; None where they cannot be."""
-    if training.model.backend != "numba":  # which plain kernels do not import
+    if training.model.backend != "numba":  # Numba stays out of runs that do not compute with it
         return None
     from smallmind.kernels.codegen.cache import CheckedFiles
     from smallmind.kernels.codegen.cache_directory import cache_directory

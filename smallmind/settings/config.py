@@ -119,7 +119,7 @@ class ModelConfig:
         choices=parts.POSITIONS,
     )
     rope_theta: float = setting(
-        1e4, "base of the rope wavelengths", above=1.0, needs=("position", "rope")
+        1e4, "base of the rope wavelengths", above=1.0, high=1e30, needs=("position", "rope")
     )
     head_size: int | None = setting(
         None, "channels per head; default: n_embd / n_head", low=1, high=2**16
@@ -308,7 +308,10 @@ class _PartSettings:
     window: int | None = setting(None, "tokens that a query sees; default: all", low=1, high=2**30)
     window_layers: tuple[int, ...] = setting((1,), "blocks that have the window")
     window_theta: float | None = setting(
-        None, "base of the rope wavelengths in blocks with a window; default: rope_theta", above=1.0
+        None,
+        "base of the rope wavelengths in blocks with a window; default: rope_theta",
+        above=1.0,
+        high=1e30,
     )
     rotary_layers: tuple[int, ...] = setting((1,), "blocks whose queries and keys are rotated")
     rotary_share: float | None = setting(
