@@ -7,7 +7,7 @@ import pytest
 from tests.test_layering import MODULES
 
 # An issue that adds one says so by changing the number, and takes away another if it can.
-NOUNS = {"settings": 24, "runs": 52, "training": 75, "cli": 38, "losses": 31, "forecast": 18}
+NOUNS = {"settings": 24, "runs": 53, "training": 75, "cli": 38, "losses": 31, "forecast": 18}
 
 
 @pytest.mark.parametrize("package", NOUNS)

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import functools
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     # NumPy and Numba take half a second to import, which --help does not need.
     from smallmind.parallel.group import Group
     from smallmind.runs.run import Run
+    from smallmind.settings.rules import Choices
 
 VALUE_WIDTH = 28  # characters of a value in a table of settings
+STUDENT_SHARE = 0.6  # of the time, if a run takes less than that, a student is worth training
 OTHER_MASKS = ("0.1.0",)  # versions whose dropout masks were different
 
 
@@ -56,6 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="resume a run, named by its directory or its name in runs/; no other flags needed; "
         "auto: the newest unfinished run in runs/",
+    )
+    parser.add_argument(
+        "--generations",
+        type=int,
+        metavar="N",
+        help="train N models one after another, each from scratch with the one before as its "
+        "teacher, and divide --minutes among them: for a text that one model would read more than "
+        "30 times. The last one is in --out; repeat the command to continue after an interrupt",
     )
     parser.add_argument(
         "--after-save",
@@ -97,13 +107,74 @@ def _run(options: argparse.Namespace, start: float, group: "Group") -> int:
             choices = choices.having(data_shards=DEFAULT_SHARDS)
         for name, file in new_files(choices.chosen).items():
             check_writable(flag_of(name), file)
+        if options.generations is not None:
+            return _train_generations(console, choices, options, start, group)
         created = Run.of(choices)
         created.session.join(Leader(group))
-        try:
-            _build(console, created)
-            return _train(console, created, options, start)
-        finally:
-            created.discard_untrained()
+        return _train_new(console, created, options, start)
+
+
+def _train_new(console: Console, created: "Run", options: argparse.Namespace, start: float) -> int:
+    """Trains a run that has just been created -> exit status."""
+    try:
+        _build(console, created)
+        return _train(console, created, options, start)
+    finally:
+        created.discard_untrained()
+
+
+def _train_generations(
+    console: Console,
+    choices: "Choices",
+    options: argparse.Namespace,
+    start: float,
+    group: "Group",
+) -> int:
+    """Trains one run after another, each as the teacher of the next -> exit status."""
+    from smallmind.runs.generations import directories, generations
+    from smallmind.runs.parallel import Leader
+
+    if options.generations < 2:
+        raise InputError(f"--generations {options.generations} must be at least 2")
+    paths, status = directories(choices, options.generations), 0
+    with closing(generations(choices, paths, start)) as each:
+        for number, (run, is_new) in enumerate(each, 1):
+            title = f"Generation {number} of {len(paths)}"
+            if not is_new and run.is_finished:
+                console.line(f"{title} is finished: {run.path}")
+                continue
+            console.line(f"\n{title}\n")
+            run.session.join(Leader(group))
+            begun = start if number == 1 else activity.clock()
+            if is_new:
+                status = _train_new(console, run, options, begun)
+            else:
+                run.lock()
+                try:
+                    status = _continue(console, run, options, begun)
+                finally:
+                    run.unlock()
+            if not run.is_finished:
+                out = "" if choices.chosen.get("out") else f" with --out {paths[-1]}"
+                console.line(f"Repeat the command{out} to continue with {title.lower()}.")
+                return status
+    _show_generations(console, paths)
+    _show_next(console, run)
+    return status
+
+
+def _show_generations(console: Console, paths: Sequence[Path]) -> None:
+    """Prints the loss of each generation, and which one is best if that is not the last."""
+    from smallmind.runs.metrics import read_metrics
+
+    losses = [read_metrics(path).curve("final_loss").values[-1] for path in paths]
+    rows = [[str(i), str(path), f"{losses[i - 1]:.4f}"] for i, path in enumerate(paths, 1)]
+    console.line()
+    heads = ["generation", "run", "held-out loss"]
+    console.drawing(Table("", rows, heads, "><>").columns())
+    if (least := min(losses)) < losses[-1]:
+        best = paths[losses.index(least)]
+        console.line(f"The last generation is not the best: use {best}, or fewer generations")
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -132,7 +203,7 @@ def _resume(options: argparse.Namespace, start: float, group: "Group") -> int:
     changeable = ("text", "threads", "steps", "epochs", *NEUTRAL)
     fixed = [name for name in vars(options) if name in FIELDS and name not in changeable]
     named = options.recipe, options.size, options.arch, options.preset, options.config
-    if fixed or any(named) or options.dry_run or options.explain:
+    if fixed or any(named) or options.dry_run or options.explain or options.generations:
         raise InputError(
             "--resume takes all settings from the run, except --steps to make it longer and the "
             "paths of a text that has moved; leave out the other flags"
@@ -215,9 +286,20 @@ def _fit(console: Console, run: "Run", end: float) -> bool:
         f"({_seconds(pace.step)} each), after {_seconds(pace.evaluation)} per evaluation and "
         f"{_seconds(pace.end)} at the end; their number is adjusted as the run goes"
     )
-    if pace.total(config) < 0.9 * left:
+    if (total := pace.total(config)) < 0.9 * left:
         console.line(f"The run will end early: {LONGER_MEMORISES}")
+        if total < STUDENT_SHARE * left and _can_teach(run):
+            console.line(
+                "--generations 2 uses the rest of the time: a second model learns from the text "
+                "and from the first, and predicts better"
+            )
     return True
+
+
+def _can_teach(run: "Run") -> bool:
+    """-> False for a student, adaptation or conversations, which a second model is not for."""
+    is_plain = run.settings.loss[0] == "cross-entropy" and not run.settings.run.init_from
+    return is_plain and not run.files.source.is_chat
 
 
 def _seconds(value: float) -> str:
@@ -253,18 +335,24 @@ def _train(
         console.line("\nSample:")
         console.quote(run.sample or "")
     console.line(f"The run is in {run.path}")
-    if not is_finished:
+    if options.generations is not None:
+        return status  # what comes next depends on the others
+    if is_finished:
+        _show_next(console, run)
+    else:
         console.command("Next:", ["smallmind", "train", "--resume", str(run.path)])
-        return status
+    return status
+
+
+def _show_next(console: Console, run: "Run") -> None:
+    """Prints the command that uses a finished run, and any error of the output."""
     if run.files.source.is_chat:
         console.command("Next:", ["smallmind", "chat", str(run.path)])
-        console.check()
-        return status
-    prompt = _suggested_prompt(run.files.source.beginning)
-    flags = ["--prompt", prompt] if prompt else []
-    console.command("Next:", ["smallmind", "generate", str(run.path), *flags])
+    else:
+        prompt = _suggested_prompt(run.files.source.beginning)
+        flags = ["--prompt", prompt] if prompt else []
+        console.command("Next:", ["smallmind", "generate", str(run.path), *flags])
     console.check()
-    return status
 
 
 def _show_steps(console: Console, run: "Run", after_save: str | None) -> int:
