@@ -22,11 +22,10 @@ from smallmind.kernels.cross_entropy import row_maximum, row_weight, row_weights
 
 
 class Scalars(NamedTuple):
-    """The arguments of `distillation` that are not arrays, as float32."""
+    """The arguments of `distillation` that are the same in every pass, as float32."""
 
     alpha: np.float32
     temperature: np.float32
-    scale: np.float32
 
 
 def distillation(
@@ -41,28 +40,40 @@ def distillation(
     scale,
     weights=None,
 ):
-    scalars = Scalars(np.float32(alpha), np.float32(temperature), np.float32(scale))
-    weights = row_weights(weights)
-    _distillation(losses, dlogits, dtemperatures, logits, teacher_logits, targets, scalars, weights)
+    scalars = Scalars(np.float32(alpha), np.float32(temperature))
+    scale, weights = np.asarray(scale, np.float32), row_weights(weights)
+    _distillation(
+        losses, dlogits, dtemperatures, logits, teacher_logits, targets, scalars, scale, weights
+    )
 
 
 @parallel_jit
 def _distillation(
-    losses, dlogits, dtemperatures, logits, teacher_logits, targets, scalars, weights, workers
+    losses,
+    dlogits,
+    dtemperatures,
+    logits,
+    teacher_logits,
+    targets,
+    scalars,
+    scale,
+    weights,
+    workers,
 ):
+    factor = scale[()]
     for worker in prange(workers):
         first, last = row_share(logits.shape[0], np.int64(worker), workers)
         for r in range(first, last):
             weight = row_weight(weights, r)
             losses[r], dtemperatures[r] = _row(
-                dlogits, logits, teacher_logits, targets[r], r, scalars, weight
+                dlogits, logits, teacher_logits, targets[r], r, scalars, factor, weight
             )
 
 
 @jit
-def _row(dlogits, logits, teacher_logits, target, r, scalars, weight):
+def _row(dlogits, logits, teacher_logits, target, r, scalars, scale, weight):
     """Row r -> its loss, and the derivative of the loss by the temperature; writes its gradient."""
-    alpha, T, scale = scalars.alpha, scalars.temperature, scalars.scale
+    alpha, T = scalars.alpha, scalars.temperature
     one = np.float32(1)
     inverse = one / T
     V = logits.shape[1]

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from typing import Any, Self
@@ -60,7 +60,6 @@ class Distillation(Loss):
 
     name = "distillation"
     differs = "a different teacher"
-    unrecorded = "the teacher computes within each pass"
 
     def __init__(
         self,
@@ -182,33 +181,55 @@ class Distillation(Loss):
         at: Pass | None = None,
     ) -> float:
         """Computes this loss and its gradients; adds share times the temperature's gradient."""
-        pool, dtype = model.workspace.pool, model.workspace.dtype
+        workspace = model.workspace
 
         def objective(part: Part, losses: np.ndarray, *others: Any) -> None:
             dlogits, logits, targets, loss_scale, *weights = others
 
             def learn(teacher_logits: np.ndarray) -> None:
-                with pool.borrow(losses.size, dtype) as dtemperatures:
-                    model.workspace.kernels.distillation(
-                        losses,
-                        dlogits,
-                        dtemperatures,
-                        logits,
-                        teacher_logits,
-                        targets,
-                        self.config.alpha,
-                        self.temperature,
-                        loss_scale,
-                        *weights,
-                    )
+                dtemperatures = workspace.rent_full_precision(losses.size)
+                workspace.kernels.distillation(
+                    losses,
+                    dlogits,
+                    dtemperatures,
+                    logits,
+                    teacher_logits,
+                    targets,
+                    self.config.alpha,
+                    self.temperature,
+                    loss_scale,
+                    *weights,
+                )
+                if self.parameter.is_learnt:
                     dtemperature = share * float(dtemperatures.sum())
                     self.parameter.backward(dtemperature, batch.ids.size)
+                workspace.release(dtemperatures)
 
             self._with_teacher_logits(model, batch, part, learn, kept)
 
-        ids, targets, weighting = batch.ids, batch.targets, batch.weighting
+        ids, targets, kind = batch.ids, batch.targets, self._repeats_as(model, batch)
         with ExitStack() as kept:
-            return model.loss_and_gradients(ids, targets, scale, at, objective, **weighting)
+            return model.loss_and_gradients(
+                ids, targets, scale, at, objective, repeats_as=kind, **batch.weighting
+            )
+
+    @property
+    def unrecorded(self) -> str:  # type: ignore[override]
+        """Says why passes cannot be repeated: something but kernels computes in each of them."""
+        if self.cache:
+            return "the logits of the teacher are read from a file in each pass"
+        return "the temperature is learned" if self.parameter.is_learnt else ""
+
+    def _repeats_as(self, model: TransformerModel, batch: Batch) -> Hashable | None:
+        """Returns what passes are given besides arrays; None if they cannot be repeated."""
+        if self.unrecorded or not (self.teacher and self.teacher.workspace.new_recording):
+            return None
+        if self.teacher.workspace.pool is not model.workspace.pool:
+            return None  # a recording rents all its arrays from one
+        B, T = batch.ids.shape
+        if not model.network.head.holds(max(micro_batch_sizes(B, T, model.micro_batch_size)) * T):
+            return None
+        return self.teacher.flat.compute_address, self.config.alpha, self.temperature
 
     def sums(self, model: TransformerModel, batch: Batch) -> list[float]:
         """A batch -> three sums, to be added to those of others for the correlation.
@@ -258,7 +279,11 @@ class Distillation(Loss):
             entropies.extend(np.log(total) - means)
 
         for i in range(len(batch.ids)):
-            part = Part(slice(i, i + 1), slice(0, batch.ids.shape[1]))
+            windows = slice(i, i + 1)
+            arrays = {"ids": batch.ids[windows]}
+            if batch.firsts is not None:
+                arrays["firsts"] = batch.firsts[windows]
+            part = Part(windows, slice(0, batch.ids.shape[1]), arrays)
             with ExitStack() as kept:
                 self._with_teacher_logits(model, batch, part, add, kept)
         guess, alpha = math.log(self.vocab_size), self.config.alpha
@@ -311,8 +336,8 @@ class Distillation(Loss):
         What it computes of these windows with the first rows, and needs for the others, it keeps
         until `kept` is closed, or until other windows begin.
         """
-        windows, rows = part
-        ids = batch.ids[windows]
+        windows, rows, inputs = part
+        ids, firsts = inputs["ids"], inputs.get("firsts")
         with ExitStack() as stack:
             stack.enter_context(model.workspace.profile("Teacher"))
 
@@ -326,9 +351,9 @@ class Distillation(Loss):
                     use_after_teacher(logits)
                 return
             assert self.teacher
-            firsts = None if batch.firsts is None else batch.firsts[windows]
             if rows == slice(0, ids.size):
-                self.teacher.with_logits(ids, use_after_teacher, firsts)
+                with self.teacher.workspace.noting_with(model.workspace):
+                    self.teacher.with_logits(ids, use_after_teacher, firsts)
                 return
             if rows.start == 0:
                 kept.close()

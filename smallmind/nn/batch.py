@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -19,18 +19,24 @@ ROW_COUNTS, MAX_ROW_SHARE = 16, 0.8
 # Called with the arguments of cross_entropy, preceded by the part of the batch that they belong to:
 # objective(part, losses, dlogits, logits, targets, scale), and weights if there are any.
 Objective = Callable[..., None]
+Inputs = Mapping[str, np.ndarray]  # of a pass, by name
 
 
 class Part(NamedTuple):
-    """A part of a batch that an objective computes: windows, and rows of their tokens (B T,)."""
+    """A part of a batch that an objective computes: windows, and rows of their tokens (B T,).
+
+    `inputs` are the arrays that the pass computes these windows from: `ids` and, if there are any,
+    `firsts`.
+    """
 
     windows: slice
     rows: slice
+    inputs: Inputs
 
 
-def kernel_of(objective: Objective, windows: slice, rows: slice) -> Kernel:
+def kernel_of(objective: Objective, windows: slice, inputs: Inputs, rows: slice) -> Kernel:
     """Returns the kernel that an objective is for a part of the batch."""
-    return functools.partial(objective, Part(windows, rows))
+    return functools.partial(objective, Part(windows, rows, inputs))
 
 
 class CheckedBatch(NamedTuple):

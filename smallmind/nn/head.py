@@ -39,6 +39,10 @@ class Head(Layer, only_kernels=True):
         self.is_lowest = False  # nothing below it is trained
         self.dx: Any = None
 
+    def holds(self, rows: int) -> bool:
+        """Returns True if the logits of so many rows may be in memory at once."""
+        return rows * self.V <= MAX_LOGITS
+
     def blocks(self, x: np.ndarray) -> list[slice]:
         """x (N, C) -> the rows whose logits are in memory at a time: all, unless too many."""
         step = self._step(x) or len(x)
@@ -139,7 +143,7 @@ class Head(Layer, only_kernels=True):
         """-> the rows of the largest block; None if all logits of the pass may be in memory."""
         room = self.workspace.room
         rows = room[1] if room else len(x)
-        if rows * self.V <= MAX_LOGITS:
+        if self.holds(rows):
             return None
         most = MAX_LOGITS // self.V
         return max(1, most - most % ROW_STEP if most > ROW_STEP else most)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from smallmind.nn import inspection, loading
 from smallmind.nn.backend import Backend
 from smallmind.nn.batch import (
     CheckedBatch,
+    Inputs,
     Objective,
     checked_firsts,
     checked_ids,
@@ -378,12 +379,14 @@ class TransformerModel(Tabular):
         weights: np.ndarray | None = None,
         divisor: float | None = None,
         firsts: np.ndarray | None = None,
+        repeats_as: Hashable | None = None,
     ) -> float:
         """ids, targets (B, T) -> mean cross-entropy in nats per token; adds to the gradients.
 
         Adds the gradient of scale * loss. Dropout is on, with the mask of the pass `at`, or a new
         one at each call. An objective replaces the cross-entropy: it writes the losses and their
-        gradient.
+        gradient. If it only calls kernels, `repeats_as` may say what these are given besides the
+        arrays of the pass: passes with the same value are repeated without calling the objective.
 
         With weights (B, T), one per target, the mean is weighted: the sum of weighted losses is
         divided by `divisor`, by default the sum of the weights. Without any weight it is 0. A
@@ -404,7 +407,7 @@ class TransformerModel(Tabular):
             kernel = functools.partial(kernel_of, objective, windows) if objective else None
             part = batch.part(windows, selects_rows=objective is None)
             first_row = at.first_row + windows.start * batch.ids.shape[1]
-            compute = functools.partial(self._learn, part, unit, kernel)
+            compute = functools.partial(self._learn, part, unit, kernel, repeats_as)
             total += self.workspace.one_pass(compute, at._replace(first_row=first_row))
         return total / batch.divisor if batch.divisor else 0.0
 
@@ -412,27 +415,28 @@ class TransformerModel(Tabular):
         self,
         part: Mapping[str, np.ndarray],
         scale: float,
-        kernel: Callable[[slice], Kernel] | None,
+        kernel: Callable[[Inputs, slice], Kernel] | None,
+        repeats_as: Hashable | None,
     ) -> float:
         """The arrays of a part of a batch -> the sum of its losses; adds scale * its gradients."""
         workspace, recorded, names = self.workspace, self._recorded, tuple(part)
         workspace.scale[...] = scale
-        kind = self.flat.compute_address, self.recompute_plan.state, names
+        kind = self.flat.compute_address, self.recompute_plan.state, names, repeats_as
         inputs = tuple(part.values())
-        if kernel:
+        if kernel and repeats_as is None:
             losses = self._add_gradients(names, inputs, kernel)
         elif (found := recorded.repeat(workspace, kind, inputs)) is not None:
             losses = found
         else:
             with recorded.noting(workspace, kind, inputs) as noted:
-                losses = noted.result = self._add_gradients(names, noted.inputs)
+                losses = noted.result = self._add_gradients(names, noted.inputs, kernel)
         return float(losses.sum())  # in its own precision: converting takes a buffer
 
     def _add_gradients(
         self,
         names: tuple[str, ...],
         inputs: tuple[np.ndarray, ...],
-        kernel: Callable[[slice], Kernel] | None = None,
+        kernel: Callable[[Inputs, slice], Kernel] | None = None,
     ) -> np.ndarray:
         """inputs, the arrays of a part by these names -> its losses, rented; adds its gradients."""
         part, network = dict(zip(names, inputs, strict=True)), self.network
@@ -440,7 +444,8 @@ class TransformerModel(Tabular):
             x = network.forward(part["ids"], part.get("firsts"), part.get("rows"))
         losses = self.workspace.rent_full_precision(*part["targets"].shape)
         flat = {name: part[name].reshape(-1) for name in ("targets", "weights") if name in part}
-        network.head.losses(losses.reshape(-1), x, kernel_of=kernel, **flat)
+        of_rows = functools.partial(kernel, part) if kernel else None
+        network.head.losses(losses.reshape(-1), x, kernel_of=of_rows, **flat)
         with self.workspace.profile("Backward"):
             network.backward(network.head.dx)
         return losses

@@ -249,6 +249,15 @@ class Workspace:
         finally:
             self._noted, self._keeps_arrays = None, False
 
+    @contextmanager
+    def noting_with(self, other: "Workspace") -> Iterator[None]:
+        """Notes what a pass of this model rents within one of another model, as part of that."""
+        self._noted = other._noted
+        try:
+            yield
+        finally:
+            self._noted = None
+
     @property
     def can_repeat(self) -> bool:
         """True if the calls of the kernels in this pass affect nothing but its results.

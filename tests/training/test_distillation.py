@@ -15,7 +15,10 @@ from smallmind import (
 from smallmind.kernels.codegen.threads import max_threads
 from smallmind.memory.tensor_pool import TensorPool
 from smallmind.nn import head
+from smallmind.nn.network import Network
+from smallmind.nn.recorded_passes import MIN_PASSES
 from smallmind.nn.workspace import Pass
+from smallmind.text.dataset import Batch
 from smallmind.text.samplers import RandomWindows, draw
 from smallmind.training.preflight import copy_model, first_loss
 from smallmind.training.records import LossRecord, OverflowRecord, StepRecord
@@ -149,6 +152,92 @@ def test_the_same_bits_on_any_number_of_threads():
         training.train(4, val_every=0)
         digests.add(digest(training))
     assert len(digests) == 1
+
+
+def recorded_and_not(**settings):
+    """Two trainings of a student by a teacher, of which the second always goes through layers."""
+    both = []
+    for is_plain in (False, True):
+        teacher = sharp(new_teacher(**settings))
+        training = new_training(Distillation(teacher, temperature=2.0, alpha=0.6), **settings)
+        pool = TensorPool()
+        for model in (teacher, training.model):
+            model.workspace.pool = pool
+        if is_plain:
+            training.model.workspace.new_recording = None
+        both.append(training)
+    return both
+
+
+def passes_through_layers(function):
+    """Counts passes of a model, of student and teacher alike, that go through its layers."""
+    calls, forward = [], Network.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Network, "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
+        function()
+    return len(calls)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("settings", [{}, {"document_token": 2}])
+def test_repeated_passes_of_a_student_give_the_bits_of_the_layers(precision, settings):
+    both = recorded_and_not(**settings)
+    random = np.random.default_rng(0)
+    for training in both:
+        training.model.use_precision(precision)
+
+    def step(number, B=5):
+        ids, targets = random.integers(0, V, (2, B, T), np.int32)
+        firsts = None
+        if settings:
+            firsts = np.zeros_like(ids)
+            firsts[:, 3 + number % 7 :] = 3 + number % 7
+        batch = Batch(ids, targets, np.arange(B), firsts=firsts)
+        losses = [
+            training.loss.loss_and_gradients(
+                training.model, batch, 1.0 + number, at=Pass(number, first_row=7 * number)
+            )
+            for training in both
+        ]
+        assert losses[0] == losses[1]
+        gradients = [training.model.flat.grad.view(np.int32) for training in both]
+        np.testing.assert_array_equal(*gradients)
+
+    for number in range(MIN_PASSES + 1):
+        step(number)
+    assert passes_through_layers(lambda: step(20)) == 2  # only those of the second training
+    for training in both:
+        training.loss.teacher.flat.data *= np.float32(0.9)
+        training.loss.teacher.flat.refresh()
+        training.model.flat.data *= np.float32(0.9)
+        training.model.flat.refresh()
+    for number in range(21, 25):
+        step(number)
+    assert passes_through_layers(lambda: step(25, B=3)) == 4  # the first pass of another size
+    pool = both[0].model.workspace.pool.statistics()
+    assert pool.bytes_rented == 0
+    assert pool.bytes_held == both[1].model.workspace.pool.statistics().bytes_held
+
+
+@pytest.mark.parametrize(
+    "why", ["learned", "other pool", "layer of another package", "blocks of rows"]
+)
+def test_passes_that_cannot_be_repeated_go_through_the_layers(why, monkeypatch):
+    teacher = new_teacher()
+    loss = Distillation(teacher, learn_temperature=why == "learned")
+    training = new_training(loss)
+    if why == "other pool":
+        teacher.workspace.pool = TensorPool()
+    elif why == "layer of another package":
+        teacher.workspace.new_recording = None
+    elif why == "blocks of rows":
+        monkeypatch.setattr(head, "MAX_LOGITS", 7 * V)
+    batch = first_batch(training)
+    for number in range(MIN_PASSES + 3):
+        loss.loss_and_gradients(training.model, batch, at=Pass(number))
+    assert passes_through_layers(
+        lambda: loss.loss_and_gradients(training.model, batch, at=Pass(99))
+    )
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
