@@ -3,7 +3,7 @@
 import gc
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def measure(row: str, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     streams = Streams(max(SMALLEST_STREAM, sum(traffic)))
     prepare = case.restore_consumed if case.is_consumed else None
     ours = Contestant(case.run, prepare)
-    contestants = {"ours": ours, **streams.contestants}
+    contestants = {"ours": ours, **streams.contestants(*traffic)}
     peak = multiply_bfloat16 if kind == "bfloat16" else multiply_add
     if operations:
         contestants["multiply-add"] = Contestant(peak)
@@ -81,16 +81,19 @@ def _operations(case: Case) -> int:
 COPIED = (1_000_000, 16_000_000, 256_000_000)  # bytes: from each cache, and from memory
 
 
-def limits() -> dict[str, Any]:
-    """Returns the machine's limits, on all threads and on one, and the load of other programs.
+def limits(
+    calls: Sequence[tuple[str, Sequence[int]]], others: Callable[[], float]
+) -> dict[str, Any]:
+    """-> the limits of the machine, on all threads and on one, and the load of other programs.
 
-    Units: 1/s, and cores.
+    Copies are as large as these calls need, each a row and its sizes. Units: 1/s, and cores.
     """
-    found: dict[str, Any] = load()
-    streams = {nbytes: Streams(nbytes) for nbytes in COPIED}
+    found: dict[str, Any] = load(others)
+    most = max(BYTES_PER_LANE * cases.elements(named(row)[0], sizes) for row, sizes in calls)
+    streams = {n: Streams(n) for n in COPIED[: 1 + sum(n < most for n in COPIED)]}
     found["copy_bytes_per_second"] = {str(n): each.copy_rate() for n, each in streams.items()}
     with one_thread():
-        found["copy_bytes_per_second_on_one"] = streams[COPIED[-1]].copy_rate()
+        found["copy_bytes_per_second_on_one"] = streams[max(streams)].copy_rate()
     return found
 
 

@@ -1,4 +1,4 @@
-"""measure kernels, training steps and starts on this machine, beside other libraries"""
+"""Measure kernels, training steps and starts on this machine, and compare with other libraries."""
 
 import argparse
 import json
@@ -304,8 +304,9 @@ def _kernels(
             with saying(f"checking {name}"):
                 _refuse_wrong(worker.ask(check=name))
         whole["machine"] = _machine(console, worker.ask(machine=None))
+        calls = [[name, x] for name in names or known for x in options.shapes or known[name][1]]
         with saying("the machine's limits"):
-            whole["limits"] = worker.ask(limits=None)
+            whole["limits"] = worker.ask(limits=calls)
         _show(console, "The machine's limits", _limits(whole["limits"]))
         _warn(console, whole["limits"], threads)
         hidden: list[str] = []
