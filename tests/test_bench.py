@@ -748,7 +748,10 @@ def test_the_command_measures_and_compares(tmp_path, monkeypatch, capsys):
     assert whole["machine"]["threads"] == 1 and whole["limits"]["multiply_add_per_second"] > 0
     assert list(whole["limits"]["copy_bytes_per_second"]) == ["1000000"]  # 36 bytes need no more
     capsys.readouterr()
+    flags += ["--plot", "roofline.svg"]
     assert main([*flags, "--compare", "a.json", "--isa", "haswell", "--threads", "1"]) == 0
+    drawn = (tmp_path / "roofline.svg").read_text(encoding="utf-8")
+    assert ">sum_of_squares<" in drawn and ">1 MB, " in drawn
     shown = capsys.readouterr().out
     assert "compiled_for haswell" in shown and "instruction_set AVX2" in shown
     assert "Median of 1 ratios" in shown and "Not the same compiled_for" in shown
@@ -767,19 +770,20 @@ DISTURBED = {  # length: spread, share of the bound, what is shown of it
 
 def test_what_other_programs_disturbed_is_marked(monkeypatch, cli):
     """No share and no spread above 100 % is printed."""
-    ask, lengths = machine.Worker.ask, list(DISTURBED)
+    record, lengths = kernels.measure("sum_of_squares", [9], rounds=1), list(DISTURBED)
 
-    def disturbed(worker, **asked):
-        answer = ask(worker, **asked)
-        if "measure" in asked:
-            spread, answer["share_of_bound"], _ = DISTURBED[remaining.pop(0)]
-            for times in answer["times"].values():
-                times["spread"] = spread
-        return answer
+    def disturbed(asked):
+        _, shape, _ = asked
+        spread, share, _ = DISTURBED[shape[0]]
+        times = {name: {**each, "spread": spread} for name, each in record["times"].items()}
+        return {**record, "shape": shape, "share_of_bound": share, "times": times}
 
-    monkeypatch.setattr(machine.Worker, "ask", disturbed)
+    limits = {"others": 0, "multiply_add_per_second_on_one": 1, "multiply_add_per_second": 1}
+    copies = {"copy_bytes_per_second": {"1000000": 1}, "copy_bytes_per_second_on_one": 1}
+    answers = {"known": kernels.known, "machine": {"cpu": "Ours"}, "measure": disturbed}
+    answers["limits"] = {**limits, **copies}
+    monkeypatch.setattr(machine, "Worker", partial(Answering, answers=answers))
     for chosen, is_marked in ((lengths, True), ([9, 13], False)):
-        remaining = list(chosen)
         shapes = ",".join(map(str, chosen))
         printed = cli(f"bench kernels sum_of_squares --shapes {shapes} --rounds 1 --threads 1")
         for length in chosen:

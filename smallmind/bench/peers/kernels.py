@@ -92,7 +92,7 @@ def main() -> None:
         machine=lambda _: machine.describe(),
         known=kernels.known,
         check=kernels.checked,
-        limits=lambda calls: kernels.limits(calls, others),
+        limits=lambda asked: kernels.limits(others, *asked),
         measure=lambda case: kernels.measured(*case),
     )
 
