@@ -160,6 +160,7 @@ def test_a_narrow_terminal_hides_spare_columns(monkeypatch, width, hidden):
 )
 def test_wrong_arguments_are_refused_in_one_line(arguments, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    monkeypatch.setattr(machine, "Worker", partial(Answering, answers={"known": kernels.known}))
     for name in ("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")  # restored: main() sets them
     with pytest.raises(SystemExit) as refused:
