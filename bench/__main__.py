@@ -244,7 +244,7 @@ def _run(options: argparse.Namespace) -> None:
         return
     os.environ.update(variables_of(options.threads, options.isa))
     if options.command in ("threads", "busy"):
-        from smallmind.kernels.codegen.threads import bind_to_cores
+        from smallmind.kernels.codegen.cpus import bind_to_cores
 
         bind_to_cores()
         for sizes in getattr(options, "shapes", None) or []:

@@ -15,7 +15,8 @@ from typing import Any
 
 from tabulate import tabulate
 
-from smallmind.kernels.codegen.threads import cores, let_passes_choose, set_threads
+from smallmind.kernels.codegen.cpus import cores
+from smallmind.kernels.codegen.threads import let_passes_choose, set_threads
 from smallmind.runs.creating import prepare
 from smallmind.settings.presets import SIZES
 from smallmind.settings.rules import Choices

@@ -27,10 +27,11 @@ from smallmind.bench.peers import job
 from smallmind.bench.peers.job import Sizes
 from smallmind.kernels import reference
 from smallmind.kernels.attention.layout import row_of_share
+from smallmind.kernels.codegen.cpus import cores
 from smallmind.kernels.codegen.jit import parallel_jit
 from smallmind.kernels.codegen.rounding import ceil_div, round_up, row_share
 from smallmind.kernels.codegen.simd import LANES, share
-from smallmind.kernels.codegen.threads import PARALLEL, cores, set_threads, threads
+from smallmind.kernels.codegen.threads import PARALLEL, set_threads, threads
 from smallmind.kernels.description import KERNELS
 from smallmind.kernels.gemm.blocked import product_region, single_columns
 from smallmind.kernels.gemm.packing import PLAIN, TRANSPOSE_A, TRANSPOSE_B

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from smallmind.files import durable
-from smallmind.kernels.codegen import threads
+from smallmind.kernels.codegen import cpus, threads
 from smallmind.training import evaluation
 from tests.faults.disk import Quick
 from tests.programs import CATS, CommandLine, start_untimed
@@ -76,7 +76,7 @@ def one_thread():
     """
     threads.set_threads(1, are_fixed=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threads, "cores", lambda: 1)
+        patch.setattr(cpus, "cores", lambda: 1)
         yield
 
 

@@ -34,6 +34,7 @@ from bench import (
 from bench.__main__ import parse
 from smallmind import Tokenizer, TransformerModel, export
 from smallmind.bench import cases, kernels, machine, overview, step
+from smallmind.bench.ceilings import Streams
 from smallmind.bench.machine import ROOT
 from smallmind.bench.peers import job, ours
 from smallmind.bench.peers.job import Job, Sizes
@@ -118,7 +119,8 @@ def test_kernels_prints_a_table_and_writes_a_record(tmp_path):
     assert [result["shape"] for result in record["results"]] == [[64, 64, 64], [1, 64, 64]]
     for result in record["results"]:
         assert result["worst_error"] < 1e-5
-        assert {"ours", "NumPy", "read", "copy", "update"} <= set(result["times"])
+        assert {"ours", "NumPy", "read", "copy"} <= set(result["times"])
+        assert "update" not in result["times"]  # it only writes what it does not read
         assert result["bound"] in ("memory", "arithmetic") and result["share_of_bound"] > 0
 
 
@@ -158,6 +160,7 @@ def test_a_narrow_terminal_hides_spare_columns(monkeypatch, width, hidden):
 )
 def test_wrong_arguments_are_refused_in_one_line(arguments, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    monkeypatch.setattr(machine, "Worker", partial(Answering, answers={"known": kernels.known}))
     for name in ("NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "1")  # restored: main() sets them
     with pytest.raises(SystemExit) as refused:
@@ -230,8 +233,33 @@ def test_a_busy_machine_is_named():
     assert gain == "2 threads together compute 1.1 times as much as one"
 
 
+def test_only_other_programs_count_while_this_one_computes(monkeypatch):
+    """Three of four CPUs are busy for two seconds, in which this process computes for three."""
+    waits: list[float] = []
+    clocks = {"perf_counter": [10.0, 12.0, 12.0], "process_time": [5.0, 8.0]}
+    played = {name: iter(times).__next__ for name, times in clocks.items()}
+    monkeypatch.setattr(machine, "time", SimpleNamespace(sleep=waits.append, **played))
+    shares = iter([0.0, 75.0])
+    played = {"cpu_percent": lambda: next(shares), "cpu_count": lambda: 4}
+    monkeypatch.setattr(machine, "psutil", SimpleNamespace(**played))
+    assert machine.listen()() == 1.5 and waits == [0.0]
+
+
+def test_bytes_cost_what_the_same_kind_of_access_does():
+    """Only what a call needs is timed."""
+    streams = Streams(1024)
+    assert streams.contestants(0, 0, 8).keys() == {"update"}
+    assert streams.contestants(8, 0, 8).keys() == {"read", "update"}
+    assert streams.contestants(0, 8, 0).keys() == {"read", "copy"}
+    n = streams.nbytes
+    assert streams.floor({"update": 5.0 * n}, 0, 0, 8) == 40
+    assert streams.floor({"read": 2.0 * n, "update": 5.0 * n, "ours": 1.0}, 3, 0, 1) == 11
+    # A copy writes one half, which is read first, and reads the other.
+    assert streams.floor({"read": 2.0 * n, "copy": 3.0 * n}, 1, 10, 0) == 42
+
+
 def test_the_bench_uses_the_threads_that_a_run_would(monkeypatch):
-    monkeypatch.setattr(machine, "answer_of", lambda *_, **__: 3)
+    monkeypatch.setattr(machine, "cores", lambda: 3)
     assert machine.variables_of(None, None)["NUMBA_NUM_THREADS"] == "3"
     assert machine.variables_of(2, None)["NUMBA_NUM_THREADS"] == "2"
 
@@ -719,8 +747,12 @@ def test_the_command_measures_and_compares(tmp_path, monkeypatch, capsys):
     assert main([*flags, "--json", "a.json", "--threads", "1"]) == 0
     whole = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert whole["machine"]["threads"] == 1 and whole["limits"]["multiply_add_per_second"] > 0
+    assert list(whole["limits"]["copy_bytes_per_second"]) == ["1000000"]  # 36 bytes need no more
     capsys.readouterr()
+    flags += ["--plot", "roofline.svg"]
     assert main([*flags, "--compare", "a.json", "--isa", "haswell", "--threads", "1"]) == 0
+    drawn = (tmp_path / "roofline.svg").read_text(encoding="utf-8")
+    assert ">sum_of_squares<" in drawn and ">1 MB, " in drawn
     shown = capsys.readouterr().out
     assert "compiled_for haswell" in shown and "instruction_set AVX2" in shown
     assert "Median of 1 ratios" in shown and "Not the same compiled_for" in shown
@@ -739,19 +771,20 @@ DISTURBED = {  # length: spread, share of the bound, what is shown of it
 
 def test_what_other_programs_disturbed_is_marked(monkeypatch, cli):
     """No share and no spread above 100 % is printed."""
-    ask, lengths = machine.Worker.ask, list(DISTURBED)
+    record, lengths = kernels.measure("sum_of_squares", [9], rounds=1), list(DISTURBED)
 
-    def disturbed(worker, **asked):
-        answer = ask(worker, **asked)
-        if "measure" in asked:
-            spread, answer["share_of_bound"], _ = DISTURBED[remaining.pop(0)]
-            for times in answer["times"].values():
-                times["spread"] = spread
-        return answer
+    def disturbed(asked):
+        _, shape, _ = asked
+        spread, share, _ = DISTURBED[shape[0]]
+        times = {name: {**each, "spread": spread} for name, each in record["times"].items()}
+        return {**record, "shape": shape, "share_of_bound": share, "times": times}
 
-    monkeypatch.setattr(machine.Worker, "ask", disturbed)
+    limits = {"others": 0, "multiply_add_per_second_on_one": 1, "multiply_add_per_second": 1}
+    copies = {"copy_bytes_per_second": {"1000000": 1}, "copy_bytes_per_second_on_one": 1}
+    answers = {"known": kernels.known, "machine": {"cpu": "Ours"}, "measure": disturbed}
+    answers["limits"] = {**limits, **copies}
+    monkeypatch.setattr(machine, "Worker", partial(Answering, answers=answers))
     for chosen, is_marked in ((lengths, True), ([9, 13], False)):
-        remaining = list(chosen)
         shapes = ",".join(map(str, chosen))
         printed = cli(f"bench kernels sum_of_squares --shapes {shapes} --rounds 1 --threads 1")
         for length in chosen:

@@ -33,10 +33,10 @@ OWN_KERNEL = FENCE.findall(page("own-kernel"))
 GUIDE = [block for name in NAMES if name != "own-kernel" for block in FENCE.findall(page(name))]
 # Eight minutes are not for a test, and few seconds would depend on how busy the machine is.
 SHORTER = {
-    "--minutes 8": "--steps 20",
-    "--chat --out": "--chat --steps 20 --out",
-    "--steps 300": "--steps 30",
-    "steps=200": "steps=20",
+    "--minutes 8": "--steps 10 --size nano",
+    "--chat --out": "--chat --steps 10 --size nano --out",
+    "--steps 300": "--steps 10",
+    "steps=200": "steps=10",
     "--lora-rank 16 --out runs/adapted": "--lora-rank 16 --steps 10 --out runs/adapted",
 }
 TASKS = {
@@ -68,9 +68,10 @@ from smallmind.forecast import pace
 from smallmind.text import questions
 from smallmind.forecast import compiling
 
-# A tenth of the built-in conversations.
+# A fiftieth of the built-in conversations.
 every = questions.built_in_conversations
-questions.built_in_conversations = lambda seed: every(questions.CONVERSATIONS // 10, seed)
+questions.built_in_conversations = lambda seed: every(questions.CONVERSATIONS // 50, seed)
+questions.HELD_OUT_CONVERSATIONS //= 50
 
 # Nothing is trained to predict how long a run takes.
 compiling.rehearse = lambda *_: None
@@ -113,7 +114,8 @@ def smallest(words):
     changed = {*LENGTHS, *SIZES}
     kept = [word for word, before in pairs if not changed & {word, before}]
     size = [] if "--init-from" in words else ["--size", "nano"]  # there is only one
-    return [*kept, *size, "--steps", "10"]
+    # A step by reward samples answers to eight questions.
+    return [*kept, *size, "--steps", "2" if "--reward" in words else "10"]
 
 
 def test_the_two_commands_of_the_readme_stay_as_they_are():

@@ -41,9 +41,16 @@ class Streams:
         """Returns the bytes per second of the fastest copy."""
         return self.nbytes / take_in_turn({"": Contestant(self.copy)}, ROUNDS)[""].minimum
 
-    @property
-    def contestants(self) -> dict[str, Contestant]:
-        return {name: Contestant(getattr(self, name)) for name in ("read", "copy", "update")}
+    def rate(self) -> float:
+        """Returns the bytes per second of the fastest of the three, which no kernel exceeds."""
+        times = take_in_turn(self.contestants(1, 1, 1), ROUNDS)
+        moved = {"read": 1, "copy": 1, "update": 2}
+        return max(self.nbytes * moved[name] / each.minimum for name, each in times.items())
+
+    def contestants(self, read: int, written: int, both: int) -> dict[str, Contestant]:
+        """Returns those that `floor` needs for bytes that are read, written, or both."""
+        needed = {"read": read or written, "copy": written, "update": both}
+        return {name: Contestant(getattr(self, name)) for name, count in needed.items() if count}
 
     def floor(self, times: Mapping[str, float], read: int, written: int, both: int) -> float:
         """-> the seconds that bytes take that are read, written, or read and written back.
@@ -51,9 +58,13 @@ class Streams:
         By the seconds of each contestant. What is only written costs more than what is read: most
         CPUs read it too, before they overwrite it.
         """
-        per_read = times["read"] / self.nbytes
-        per_written = max(0.0, 2 * times["copy"] / self.nbytes - per_read)
-        return read * per_read + written * per_written + both * times["update"] / self.nbytes
+        per_byte = {name: seconds / self.nbytes for name, seconds in times.items()}
+        seconds = both and both * per_byte["update"]
+        if read or written:
+            seconds += read * per_byte["read"]
+        if written:
+            seconds += written * max(0.0, 2 * per_byte["copy"] - per_byte["read"])
+        return seconds
 
 
 @contextmanager

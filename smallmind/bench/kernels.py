@@ -3,7 +3,7 @@
 import gc
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,17 @@ from smallmind.bench.machine import load
 from smallmind.kernels import cases
 from smallmind.kernels.cases import Case, WrongError
 from smallmind.kernels.ceilings import multiply_add, multiply_bfloat16
+from smallmind.kernels.codegen.isa import ISA
 from smallmind.kernels.codegen.threads import threads
 from smallmind.kernels.description import ADDED, described
 from smallmind.kernels.timing import Contestant, take_in_turn
 
 # Bytes of the arrays by which memory is timed, at least: fewer take less time than a call.
 SMALLEST_STREAM = 250_000
-# Products of integers multiply so many bytes where a multiply-add has one number.
-BYTES_PER_LANE = 4
+# Products of integers multiply so many bytes where a multiply-add has one number: those of four in
+# one instruction, or in two on a CPU that has none for that.
+BYTES_PER_LANE = 4 if ISA.byte_dots else 2
+BYTES = 4  # of most elements of arrays
 
 
 def measure(row: str, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
@@ -38,7 +41,7 @@ def measure(row: str, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     streams = Streams(max(SMALLEST_STREAM, sum(traffic)))
     prepare = case.restore_consumed if case.is_consumed else None
     ours = Contestant(case.run, prepare)
-    contestants = {"ours": ours, **streams.contestants}
+    contestants = {"ours": ours, **streams.contestants(*traffic)}
     peak = multiply_bfloat16 if kind == "bfloat16" else multiply_add
     if operations:
         contestants["multiply-add"] = Contestant(peak)
@@ -81,16 +84,22 @@ def _operations(case: Case) -> int:
 COPIED = (1_000_000, 16_000_000, 256_000_000)  # bytes: from each cache, and from memory
 
 
-def limits() -> dict[str, Any]:
-    """Returns the machine's limits, on all threads and on one, and the load of other programs.
+def limits(
+    others: Callable[[], float], calls: Sequence[tuple[str, Sequence[int]]], is_plotted: bool
+) -> dict[str, Any]:
+    """-> the limits of the machine, on all threads and on one, and the load of other programs.
 
-    Units: 1/s, and cores.
+    Copies are as large as these calls need, each a row and its sizes. Those of a plot are of the
+    fastest way to move bytes, too. Units: 1/s, and cores.
     """
-    found: dict[str, Any] = load()
-    streams = {nbytes: Streams(nbytes) for nbytes in COPIED}
+    found: dict[str, Any] = load(others)
+    most = max(BYTES * cases.elements(named(row)[0], sizes) for row, sizes in calls)
+    streams = {n: Streams(n) for n in COPIED[: 1 + sum(n < most for n in COPIED)]}
     found["copy_bytes_per_second"] = {str(n): each.copy_rate() for n, each in streams.items()}
     with one_thread():
-        found["copy_bytes_per_second_on_one"] = streams[COPIED[-1]].copy_rate()
+        found["copy_bytes_per_second_on_one"] = streams[max(streams)].copy_rate()
+    if is_plotted:
+        found["bytes_per_second"] = {str(n): each.rate() for n, each in streams.items()}
     return found
 
 

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,7 @@ import psutil
 
 from smallmind.bench import CPUS
 from smallmind.console.signals import deferred
+from smallmind.kernels.codegen.cpus import cores
 from smallmind.settings.config import __version__
 
 THREADS = "NUMBA_NUM_THREADS"
@@ -66,27 +67,26 @@ def variables_of(threads: int | None, isa: str | None) -> dict[str, str]:
     return {**ISAS.get(isa or "", {}), **dict.fromkeys(COUNTS, str(count))}
 
 
-def cores() -> int:
-    """Returns the number of threads that a run would use.
-
-    Another process counts them: this one shall not import Numba before it has its environment.
-    """
-    program = "from smallmind.kernels.codegen.threads import cores; print(cores())"
-    return int(answer_of("-c", program, cwd=ROOT))
-
-
 BUSY = 0.25  # cores that other programs use, above which they disturb
-LISTENING = 0.3  # seconds for which this process waits to see what others do
+LISTENING = 0.3  # seconds of watching other programs, at least
 LEAST_GAIN = 0.8  # of the cores: all threads together compute at least so many times as much as one
 
 
-def others() -> float:
-    """Returns how many cores other programs keep busy, while this one waits."""
+def listen() -> Callable[[], float]:
+    """Watches other programs from now on -> what returns how many cores they have kept busy.
+
+    This process may compute meanwhile: its own time is left out.
+    """
     psutil.cpu_percent()
     before, start = time.process_time(), time.perf_counter()
-    share = psutil.cpu_percent(LISTENING) / 100
-    own = (time.process_time() - before) / (time.perf_counter() - start)
-    return max(0.0, share * (psutil.cpu_count() or 1) - own)
+
+    def others() -> float:
+        time.sleep(max(0.0, start + LISTENING - time.perf_counter()))
+        share = psutil.cpu_percent() / 100
+        own = (time.process_time() - before) / (time.perf_counter() - start)
+        return max(0.0, share * (psutil.cpu_count() or 1) - own)
+
+    return others
 
 
 def disturbances(found: Mapping[str, Any], threads: int) -> list[str]:
@@ -228,11 +228,14 @@ class Worker:
         return self.answer()
 
 
-def load() -> dict[str, float]:
-    """Returns what tells whether a machine is busy: see `disturbances`. Units: cores, 1/s."""
+def load(others: Callable[[], float] | None = None) -> dict[str, float]:
+    """-> what tells whether a machine is busy: see `disturbances`. Units: cores, 1/s.
+
+    `others` is what `listen` has returned, if it was called before.
+    """
     from smallmind.bench.ceilings import multiply_add_rate, one_thread
 
-    busy = others()
+    busy = (others or listen())()
     with one_thread():
         alone = multiply_add_rate()
     names = "others", "multiply_add_per_second_on_one", "multiply_add_per_second"
@@ -240,7 +243,7 @@ def load() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    from smallmind.kernels.codegen.threads import bind_to_cores
+    from smallmind.kernels.codegen.cpus import bind_to_cores
 
     bind_to_cores()
     sys.stdout.write(json.dumps([describe(), load()]) + "\n")

@@ -12,7 +12,7 @@ from smallmind.bench.peers import job
 from smallmind.bench.peers.job import Sizes
 from smallmind.bench.step import operations
 from smallmind.kernels import ceilings
-from smallmind.kernels.codegen.threads import bind_to_cores
+from smallmind.kernels.codegen.cpus import bind_to_cores
 from smallmind.kernels.timing import Contestant, serve, take_in_turn
 from smallmind.nn.cache import KeyValueCache
 from smallmind.nn.transformer import TransformerModel

@@ -86,27 +86,32 @@ def _elements(
         parts.append(line_of("curve c0", ends))
         (x, y), label = ends[0], f"{name}, {rate / 1e9:,.0f} GB/s"
         slope = math.degrees(math.atan2(ends[1][1] - y, ends[1][0] - x))
-        turned = f'<g transform="translate({x + 6:.1f} {y - 6:.1f}) rotate({slope:.1f})">'
-        parts.append(f"{turned}{text_of(0, -4, label)}</g>")
+        turned = f'<g transform="translate({x:.1f} {y:.1f}) rotate({slope:.1f})">'
+        parts.append(f"{turned}{text_of(3 * GAP, -GAP - 2, label)}</g>")
     shared: dict[float, str] = {}  # kinds of numbers whose products are as fast, within a pixel
     for name, rate in sorted(peaks.items(), key=lambda peak: peak[1]):
         near = next((x for x in shared if rate < SAME * x), rate)
         shared[near] = f"{shared[near]}, {name}" if near in shared else name
+    taken = []  # left and right ends of what no name may cross, and its height
     for rate, name in shared.items():
         begin = min(rate / max(bandwidths.values()), 10.0**right)
         ends = [place(begin, rate), place(10.0**right, rate)]
         parts.append(line_of("curve c0", ends))
-        parts.append(text_of(ends[1][0], ends[1][1] - 10, f"{name}: {rate / 1e9:,.0f}", "end"))
+        (x, y), (right_end, _) = ends
+        parts.append(text_of(right_end, y - 10, f"{name}: {rate / 1e9:,.0f}", "end"))
+        taken += [(x, right_end, y), (x, right_end, y - 10)]
     places = [place(x.intensity, x.rate) for x in shown]
-    return "".join([*parts, *_named(shown, places, height - BOTTOM)]), height
+    return "".join([*parts, *_named(shown, places, height - BOTTOM, taken)]), height
 
 
 def _named(
-    points: Sequence[Point], places: Sequence[tuple[float, float]], bottom: int
+    points: Sequence[Point],
+    places: Sequence[tuple[float, float]],
+    bottom: int,
+    lines: Iterable[tuple[float, float, float]],
 ) -> Iterable[str]:
-    """Yields a dot for each point, and its name beside it where no other name stands."""
-    taken: list[tuple[float, float, float]] = []  # left and right ends, and the height
-    taken += [(x - 4, x + 4, y) for x, y in places]
+    """Yields a dot for each point, and its name beside it where there is no other name or line."""
+    taken = [*lines, *((x - 4, x + 4, y) for x, y in places)]
     for number, (point, (x, y)) in enumerate(sorted(zip(points, places, strict=True))):
         own, width = (x - 4, x + 4, y), LETTER * len(point.name)
         sides = [x + GAP] if x + GAP + width <= WIDTH else []

@@ -1,4 +1,4 @@
-"""measure kernels, training steps and starts on this machine, beside other libraries"""
+"""Measure kernels, training steps and starts on this machine, and compare with other libraries."""
 
 import argparse
 import json
@@ -304,8 +304,9 @@ def _kernels(
             with saying(f"checking {name}"):
                 _refuse_wrong(worker.ask(check=name))
         whole["machine"] = _machine(console, worker.ask(machine=None))
+        calls = [[name, x] for name in names or known for x in options.shapes or known[name][1]]
         with saying("the machine's limits"):
-            whole["limits"] = worker.ask(limits=None)
+            whole["limits"] = worker.ask(limits=[calls, options.plot is not None])
         _show(console, "The machine's limits", _limits(whole["limits"]))
         _warn(console, whole["limits"], threads)
         hidden: list[str] = []
@@ -430,13 +431,14 @@ def _roofline(whole: Record) -> str:
         rate = record["flops"] / record["times"]["ours"]["minimum"]
         shape = "x".join(map(str, record["shape"]))
         points.append(Point(name, record["flops"] / record["bytes"], rate, shape))
-    limits, copies = whole["limits"], whole["limits"]["copy_bytes_per_second"]
+    limits = whole["limits"]
+    bandwidths = {f"{int(n) / 1e6:g} MB": x for n, x in limits["bytes_per_second"].items()}
     peaks = {"float32": limits["multiply_add_per_second"]}
     for record in most.values():
         kind, rate = record.get("type", "float32"), record["multiply_add_per_second"] or 0.0
         if kind != "float32" and rate > 1.1 * peaks["float32"]:
             peaks[kind] = max(rate, peaks.get(kind, 0.0))
-    return roofline(points, peaks, {f"{int(n) / 1e6:g} MB": x for n, x in copies.items()})
+    return roofline(points, peaks, bandwidths)
 
 
 def _warn(console: Console, limits: Record, threads: int) -> None:

@@ -38,7 +38,7 @@ TASKS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `smallmind evaluate`."""
-    add_run(parser, f"{MODEL_OR_RUN}; without TEXT or tasks a run")
+    add_run(parser, f"{MODEL_OR_RUN}; must be a run if neither TEXT nor tasks are given")
     parser.add_argument(
         "text", nargs="?", metavar="TEXT", help="another text; default: the run's held-out part"
     )

@@ -48,12 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs in runs/, including those started later",
     )
     parser.add_argument(
-        "--port", type=int, help=f"port; default: the first free one from {PORT} on"
+        "--port", type=int, help=f"port; default: the first free one from {PORT} up"
     )
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen at; any but this machine's own needs a token",
+        help="address to listen on; any but this machine's own needs a token",
     )
     parser.add_argument(
         "--token",
@@ -121,8 +121,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ignore-tools",
         action="store_true",
-        help="ignore tools in requests, instead of refusing these, where the chat template of the "
-        "model does not support tools",
+        help="if the model's chat template does not support tools, ignore them in requests instead "
+        "of refusing the request",
     )
     add_template_args(parser, "; requests can override them with chat_template_kwargs")
     add_precision(parser)

@@ -317,7 +317,7 @@ class _Sweep:
     def __init__(
         self, console: Console, folder: Path, plan: "SweepPlan", cpus: list[list[int]]
     ) -> None:
-        from smallmind.kernels.codegen.threads import cores
+        from smallmind.kernels.codegen.cpus import cores
         from smallmind.views.sweep import result_of
 
         self.console, self.folder, self.plan = console, folder, plan

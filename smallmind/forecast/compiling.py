@@ -163,7 +163,7 @@ def _calls(
 def helpers(model: ModelConfig, training: TrainingConfig) -> Iterator[None]:
     """Starts processes that compile kernels of this tiny model too, within the block."""
     from smallmind.kernels.codegen import cache_directory
-    from smallmind.kernels.codegen.threads import USABLE
+    from smallmind.kernels.codegen.cpus import USABLE
 
     most = min(len(USABLE) - 1, MAX_HELPERS, int(available_bytes() // BYTES_PER_HELPER))
     others = {name: value for name, value in os.environ.items() if not name.startswith("OMP_P")}

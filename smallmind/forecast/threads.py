@@ -24,13 +24,13 @@ def choose_threads(run: RunConfig, settings: Settings | None = None) -> int:
     """
     if run.backend != "numba":
         return 1
-    from smallmind.kernels.codegen import threads
+    from smallmind.kernels.codegen import cpus
 
     if run.threads is not None:
         return _checked(run.threads)
-    threads.bind_to_cores()
+    cpus.bind_to_cores()
     most = useful_threads(settings.model, settings.training, run) if settings else math.inf
-    return int(min(threads.cores(), most))
+    return int(min(cpus.cores(), most))
 
 
 def _checked(n: int) -> int:
@@ -63,13 +63,13 @@ def divided_cpus(count: int) -> list[list[int]]:
 
     Empty lists where the system cannot bind a process to CPUs. InputError if there are fewer cores.
     """
-    from smallmind.kernels.codegen import threads
+    from smallmind.kernels.codegen.cpus import cores, cpus_of_cores, fast_cpus
 
     can_bind = hasattr(os, "sched_setaffinity")
-    cpus = threads.fast_cpus() or threads.cpus_of_cores()
-    cores = len(cpus) if can_bind else threads.cores()
-    if count > cores:
-        raise InputError(f"{count} at a time need {count} cores, and this machine has {cores}")
+    cpus = fast_cpus() or cpus_of_cores()
+    most = len(cpus) if can_bind else cores()
+    if count > most:
+        raise InputError(f"{count} at a time need {count} cores, and this machine has {most}")
     bounds = [len(cpus) * i // count for i in range(count + 1)]
     return [cpus[low:high] if can_bind else [] for low, high in itertools.pairwise(bounds)]
 
@@ -94,14 +94,14 @@ def set_threads(n: int | None = None, pin: bool = False) -> None:
     kernel has run, and only if no other program keeps the cores busy. InputError if n is not from
     1 to the number that this machine runs, or if it is too late to pin.
     """
-    from smallmind.kernels.codegen import threads
+    from smallmind.kernels.codegen import cpus, threads
 
-    count = _checked(n) if n is not None else threads.cores()
+    count = _checked(n) if n is not None else cpus.cores()
     if pin:
         if threads.has_started():
             raise InputError(
                 "the threads are running already: call set_threads(..., pin=True) before anything "
                 "else of smallmind computes"
             )
-        threads.bind_to_cores()
+        cpus.bind_to_cores()
     threads.set_threads(count, are_fixed=n is not None)

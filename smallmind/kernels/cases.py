@@ -74,7 +74,7 @@ def fitted(name: str, sizes: Sequence[int], most: int) -> Sizes:
     Those of rows of blocks are rounded up to whole blocks.
     """
     arguments, fitting = described(name).arguments, list(sizes)
-    while _elements(arguments, fitting) > most:
+    while elements(name, fitting) > most:
         fitting[fitting.index(max(fitting))] //= 2
     whole = _axes_of_blocks(arguments)
     return tuple(
@@ -83,7 +83,9 @@ def fitted(name: str, sizes: Sequence[int], most: int) -> Sizes:
     )
 
 
-def _elements(arguments: Arguments, sizes: Sequence[int]) -> int:
+def elements(name: str, sizes: Sequence[int]) -> int:
+    """Returns the number of elements of all arrays of a call."""
+    arguments = described(name).arguments
     by_axis = dict(zip(arguments.axes, sizes, strict=True))
     return sum(math.prod(_shape(x.dims, by_axis)) for x in arguments.arrays.values())
 

@@ -33,7 +33,7 @@ class RewardsConfig:
     reward_answers: int = setting(8, "answers sampled per question, and compared", low=2, high=1024)
     reward_tokens: int | None = setting(
         None,
-        "most tokens per answer; default: a few more than the longest expected answer",
+        "maximum tokens per answer; default: a few more than the longest expected answer",
         low=1,
         high=2**20,
     )

@@ -23,7 +23,7 @@ from smallmind.kernels.bpe.encode import Chain, Memory, Merges, Whole
 from smallmind.kernels.bpe.merges import Corpus, Pairs
 from smallmind.kernels.bpe.split import Pattern
 from smallmind.kernels.bpe.words import Words
-from smallmind.kernels.codegen.threads import cores
+from smallmind.kernels.codegen.cpus import cores
 
 CHUNK = 1 << 20  # characters
 MIN_PAIRS = 2  # times that a pair occurs before it is worth a token

@@ -45,6 +45,14 @@ def test_every_name_is_readable():
             assert abs(y - level) >= 13 or abs(x - other) > 100
 
 
+def test_no_name_crosses_the_line_of_a_peak():
+    drawn = roofline([Point("a_kernel_at_its_peak", 100.0, 199e9)], PEAKS, BANDWIDTHS)
+    *_, points = re.findall('class="curve c0" points="(.*?)"', drawn)
+    level = float(points.split(",")[-1])
+    (name,) = re.findall(r'<text [^>]*y="([^"]*)"[^>]*>a_kernel_at_its_peak<', drawn)
+    assert abs(float(name) - level) >= 13
+
+
 def test_nothing_is_drawn_without_operations_or_limits():
     copies = [Point("copy_columns", 0.0, 0.0)]
     assert not roofline(copies, PEAKS, BANDWIDTHS)

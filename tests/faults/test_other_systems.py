@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
@@ -21,8 +22,8 @@ from smallmind.console import live_line
 from smallmind.corpus import token_files
 from smallmind.files import durable, lock
 from smallmind.kernels import alignment
-from smallmind.kernels.codegen import cache_directory, isa, threads
-from smallmind.kernels.codegen.threads import cores  # conftest.py replaces it
+from smallmind.kernels.codegen import cache_directory, cpus, isa
+from smallmind.kernels.codegen.cpus import cores  # conftest.py replaces it
 from smallmind.memory import tracker
 from smallmind.parallel import launch
 from tests.faults.runs import write_text
@@ -314,17 +315,17 @@ class Sysctl:
 
 @pytest.mark.parametrize(("performance", "expected"), [(4, 4), (12, 10), (None, 8)])
 def test_a_mac_uses_its_performance_cores(monkeypatch, performance, expected):
-    monkeypatch.setattr(threads, "sys", Other(sys, platform="darwin"))
-    monkeypatch.setattr(threads, "os", MACOS)
-    monkeypatch.setattr(threads, "CPUS", Path("/missing"))
-    monkeypatch.setattr(threads, "ctypes", Other(ctypes, CDLL=lambda _: Sysctl(performance)))
-    monkeypatch.setattr(threads, "max_threads", lambda: 10)
-    monkeypatch.setattr(threads.psutil, "cpu_count", lambda **_: 8)
+    monkeypatch.setattr(cpus, "sys", Other(sys, platform="darwin"))
+    monkeypatch.setattr(cpus, "os", MACOS)
+    monkeypatch.setattr(cpus, "CPUS", Path("/missing"))
+    monkeypatch.setattr(cpus, "ctypes", Other(ctypes, CDLL=lambda _: Sysctl(performance)))
+    monkeypatch.setattr(cpus, "most_threads", lambda: 10)
+    monkeypatch.setattr(cpus.psutil, "cpu_count", lambda **_: 8)
     assert cores() == expected
 
 
 def test_only_a_mac_is_asked_for_its_performance_cores():
-    assert threads.fast_cores_of_mac() is None
+    assert cpus.fast_cores_of_mac() is None
 
 
 @pytest.mark.parametrize(
@@ -346,27 +347,27 @@ def test_linux_leaves_out_cores_that_all_others_would_wait_for(
         (tmp_path / f"cpu{cpu}" / "cpu_capacity").write_text(f"{capacity}\n")
     (tmp_path / "cpufreq").mkdir()
     system = Other(os, sched_getaffinity=lambda _: usable, environ={})
-    monkeypatch.setattr(threads, "os", system)
-    monkeypatch.setattr(threads, "CPUS", tmp_path)
-    monkeypatch.setattr(threads, "max_threads", lambda: 4)
-    monkeypatch.setattr(threads.psutil, "cpu_count", lambda **_: 4)
-    assert threads.fast_cpus() == fast
+    monkeypatch.setattr(cpus, "os", system)
+    monkeypatch.setattr(cpus, "CPUS", tmp_path)
+    monkeypatch.setattr(cpus, "most_threads", lambda: 4)
+    monkeypatch.setattr(cpus.psutil, "cpu_count", lambda **_: 4)
+    assert cpus.fast_cpus() == fast
     assert cores() == (len(fast) or 4)
-    threads.bind_to_cores()
+    cpus.bind_to_cores()
     places = ",".join(f"{{{cpu}}}" for cpu in fast)
     assert system.environ["OMP_PLACES"] == (places or "cores")
 
 
 def intel(monkeypatch, tmp_path, performance, efficient, is_wide=False, capacities=None):
     """Plays an Intel CPU: its performance cores come first, with two CPUs each."""
-    cpus = tmp_path / "system" / "cpu"
+    folder = tmp_path / "system" / "cpu"
     first = 2 * performance
     for cpu in range(first + efficient):
         siblings = f"{cpu - cpu % 2}-{cpu - cpu % 2 + 1}" if cpu < first else f"{cpu}"
-        (cpus / f"cpu{cpu}" / "topology").mkdir(parents=True)
-        (cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{siblings}\n")
+        (folder / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (folder / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(f"{siblings}\n")
         if capacities:
-            (cpus / f"cpu{cpu}" / "cpu_capacity").write_text(f"{capacities[cpu >= first]}\n")
+            (folder / f"cpu{cpu}" / "cpu_capacity").write_text(f"{capacities[cpu >= first]}\n")
     if efficient:
         for name, ends in (
             ("core", f"0-{first - 1}"),
@@ -375,12 +376,12 @@ def intel(monkeypatch, tmp_path, performance, efficient, is_wide=False, capaciti
             (tmp_path / f"cpu_{name}").mkdir()
             (tmp_path / f"cpu_{name}" / "cpus").write_text(f"{ends}\n")
     usable = set(range(first + efficient))
-    monkeypatch.setattr(threads, "os", Other(os, sched_getaffinity=lambda _: usable, environ={}))
-    monkeypatch.setattr(threads, "CPUS", cpus)
-    monkeypatch.setattr(threads, "max_threads", lambda: len(usable))
-    monkeypatch.setattr(threads.psutil, "cpu_count", lambda **_: performance + efficient)
+    monkeypatch.setattr(cpus, "os", Other(os, sched_getaffinity=lambda _: usable, environ={}))
+    monkeypatch.setattr(cpus, "CPUS", folder)
+    monkeypatch.setattr(cpus, "most_threads", lambda: len(usable))
+    monkeypatch.setattr(cpus.psutil, "cpu_count", lambda **_: performance + efficient)
     features = {"avxvnniint8": is_wide}
-    monkeypatch.setattr(threads, "llvm", SimpleNamespace(get_host_cpu_features=lambda: features))
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: features)
 
 
 @pytest.mark.parametrize(
@@ -400,10 +401,10 @@ def test_intels_efficient_cores_take_part_where_all_compute_more(
 ):
     intel(monkeypatch, tmp_path, performance, efficient, **kind)
     assert cores() == expected
-    threads.bind_to_cores()
+    cpus.bind_to_cores()
     fast = "" if expected > performance else ",".join(f"{{{2 * n}}}" for n in range(performance))
     is_uniform = expected == performance + efficient
-    assert threads.os.environ["OMP_PLACES"] == ("cores" if is_uniform else fast)
+    assert cpus.os.environ["OMP_PLACES"] == ("cores" if is_uniform else fast)
 
 
 @pytest.mark.parametrize(("system", "machine"), [("Darwin", "x86_64"), ("Windows", "AMD64")])

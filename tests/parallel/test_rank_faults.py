@@ -23,7 +23,7 @@ from smallmind.files.lock import RunLock
 from smallmind.nn.transformer import TransformerModel
 from smallmind.text.dataset import Dataset
 from smallmind.training.checkpoint import newest
-from tests.faults.runs import FLAGS, outcome, status, train, write_text
+from tests.faults.runs import FLAGS, TEXT, outcome, status, train, write_text
 from tests.parallel import in_process
 from tests.parallel.disturbed import in_batch, poison, unreadable
 from tests.parallel.launching import (
@@ -439,7 +439,9 @@ def test_a_run_by_minutes_that_is_killed_has_the_bits_of_its_lengths(tmp_path, l
 
 def test_a_run_by_minutes_ends_on_ranks(tmp_path, capsys):
     """Sooner than after the minutes, which would memorise so short a text: on any machine."""
-    places = write_text(tmp_path), "--out", tmp_path / "run"
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT[:1000], encoding="utf-8")
+    places = text, "--out", tmp_path / "run"
     assert in_process.status(2, "train", *places, *MINUTES, "--data-shards", 8) == 0
     assert re.search(r"[\d,]+ steps fit in", capsys.readouterr().out)
     assert (tmp_path / "run" / "samples.txt").exists()

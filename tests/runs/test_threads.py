@@ -52,8 +52,8 @@ def test_a_number_of_threads_that_cannot_run_is_refused(count):
     ],
 )
 def test_small_models_run_on_fewer_threads(monkeypatch, sizes, cores, chosen):
-    monkeypatch.setattr("smallmind.kernels.codegen.threads.cores", lambda: cores)
-    monkeypatch.setattr("smallmind.kernels.codegen.threads.bind_to_cores", lambda: None)
+    monkeypatch.setattr("smallmind.kernels.codegen.cpus.cores", lambda: cores)
+    monkeypatch.setattr("smallmind.kernels.codegen.cpus.bind_to_cores", lambda: None)
     settings = Settings(model=ModelConfig(vocab_size=65, **sizes))
     assert choose_threads(settings.run, settings) == chosen
     assert choose_threads(RunConfig(threads=1), settings) == 1

@@ -10,7 +10,7 @@ import pytest
 from smallmind import ModelConfig, TrainingConfig
 from smallmind.forecast import compiling
 from smallmind.forecast.compiling import STEPS, rehearse  # conftest.py replaces it
-from smallmind.kernels.codegen import cache_directory, threads
+from smallmind.kernels.codegen import cache_directory, cpus
 from smallmind.kernels.description import KERNELS, kernel
 from smallmind.settings.presets import ARCHITECTURES
 from tests.programs import started
@@ -90,7 +90,7 @@ FIRST = """
 import json, sys
 from numba.core import event
 from smallmind import ModelConfig, TrainingConfig
-from smallmind.kernels.codegen import threads
+from smallmind.kernels.codegen import cpus
 from smallmind.memory import available
 from smallmind.forecast import compiling
 from smallmind.forecast.compiling import STEPS, rehearse
@@ -104,7 +104,7 @@ class Compiled(event.Listener):
 
 event.register("numba:compile", Compiled())
 helpers, exec_instead = json.loads(sys.argv[1])
-threads.USABLE = set(range(1 + helpers))
+cpus.USABLE = set(range(1 + helpers))
 compiling.PROGRAM = exec_instead or compiling.PROGRAM
 config = ModelConfig(65, 16, 1, 1, 16)
 settings = TrainingConfig(steps=STEPS, val_every=0)
@@ -125,7 +125,7 @@ def test_a_helper_ends_with_the_process_that_it_helps(tmp_path):
     words = [sys.executable, "-I", "-c", compiling.PROGRAM]
     with started(words, stdin=subprocess.PIPE, env=environment) as helper:
         fields = vars(ModelConfig(65, 16, 1, 1, 16)), vars(TrainingConfig(steps=STEPS))
-        job = json.dumps([sys.path, *fields, sorted(threads.USABLE)])
+        job = json.dumps([sys.path, *fields, sorted(cpus.USABLE)])
         helper.stdin.write(f"{job}\n")
         helper.stdin.close()  # as when the process dies
         assert helper.wait() == 0

@@ -82,14 +82,17 @@ def import_and_bind(threads: int, has_torch: bool) -> None:
 
 
 def main() -> None:
+    from smallmind.bench import machine
+
+    others = machine.listen()
     import_and_bind(int(os.environ["NUMBA_NUM_THREADS"]), "torch" in sys.argv)
-    from smallmind.bench import kernels, machine
+    from smallmind.bench import kernels
 
     serve(
         machine=lambda _: machine.describe(),
         known=kernels.known,
         check=kernels.checked,
-        limits=lambda _: kernels.limits(),
+        limits=lambda asked: kernels.limits(others, *asked),
         measure=lambda case: kernels.measured(*case),
     )
 
