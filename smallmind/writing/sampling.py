@@ -10,7 +10,7 @@ from smallmind.checks import InputError
 from smallmind.settings.config import GenerationConfig
 
 DRAWN_TOGETHER = 512  # tokens of which one is drawn at a time
-FEW = 8  # of so many tokens one is allowed: then these are copied
+NARROW_CHOICE = 8  # tokens of which one is allowed: then those that are get copied
 BELOW_1 = 1 - 2**-53  # the largest number below 1
 # In float32, only the likeliest token is left from here on.
 MIN_TEMPERATURE = 1e-30
@@ -79,7 +79,7 @@ def _chosen_allowed(row: np.ndarray, drawing: Drawing) -> int:
     """row (V,), logits after the penalties -> the sampled token, one of those allowed."""
     if drawing.allowed is None:
         return _chosen(row[None], [drawing])[0]
-    if np.count_nonzero(drawing.allowed) * FEW < len(row):
+    if np.count_nonzero(drawing.allowed) * NARROW_CHOICE < len(row):
         tokens = np.flatnonzero(drawing.allowed)
         return int(tokens[_chosen(row[None, tokens], [drawing])[0]])
     return _chosen(np.where(drawing.allowed, row, np.float32(-np.inf))[None], [drawing])[0]
