@@ -29,9 +29,11 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.decoder import Continuation, Decoder
 
 SMALLEST_DEVIATION = 1e-4  # of rewards, that is added to theirs
+LIKELIER = 100.0  # times, in the reference: the distance of a token counts no more of them
 STREAM = 6  # of random numbers, beside those of the data
 LENGTHS = 4  # to which batches are cut: arrays of others would take more memory
 READ_TOGETHER = 4096  # tokens of prompts
+CUT = 0.1  # of answers, from which it is said
 SLOTS, CACHE_BYTES = 128, 1 << 28  # answers that are written at a time, at most
 
 
@@ -53,13 +55,14 @@ def grpo(
     """-> -min(ratio A, clipped A) + beta KL, where ratio = exp(logp - old).
 
     All are (n,), one for each token. `clipped` is the ratio within 1 - clip and 1 + clip, and the
-    KL is Schulman's estimate exp(d) - d - 1 of it, with d = reference - logp.
+    KL is Schulman's estimate exp(d) - d - 1 of it, with d = reference - logp, but at most
+    log(LIKELIER): else an unlikely token may outweigh all others of a step.
     """
     ratio = np.exp(logp - old)
     free, bound = ratio * advantages, np.clip(ratio, 1 - clip, 1 + clip) * advantages
     losses, dlogp = -np.minimum(free, bound), np.where(free <= bound, -free, 0.0)
     if reference is not None:
-        d = reference - logp
+        d = np.minimum(reference - logp, math.log(LIKELIER))
         losses += beta * (np.exp(d) - d - 1)
         dlogp += beta * (1 - np.exp(d))
     return _TokenTerms(losses, dlogp)
@@ -548,13 +551,28 @@ class Rewards(Loss):
         return found
 
     def last_words(self) -> list[str]:
-        """Says how many questions taught something."""
+        """Says how many questions taught something, and whether answers were cut at the end."""
         if not self._asked:
             return []
-        return [
+        lines = [
             f"{self._taught / self._asked:.1%} of {count_of(self._asked, 'question')} taught "
             "something: all answers to the others earned the same"
         ]
+        if (share := self._cut()) >= CUT:
+            assert self.data
+            lines.append(
+                f"{share:.0%} of the last answers did not end within "
+                f"{count_of(self.data.most, 'token')} and were rewarded as they were: "
+                "--reward-tokens sets the limit"
+            )
+        return lines
+
+    def _cut(self) -> float:
+        """Returns the share of the answers of the round that had no more tokens to end."""
+        assert self.data and self._round is not None
+        found, ends = self._round, list(self.data.tokenizer.ends)
+        is_cut = (found.counts == self.data.most) & ~np.isin(found.tokens[:, :, -1], ends)
+        return float(is_cut[found.starts[:, 0] >= 0].mean())
 
     def first_loss(self, _model: TransformerModel, _batch: Batch) -> tuple[float, float, str]:
         """Has no ratio but 1: the advantages of a group sum to zero."""

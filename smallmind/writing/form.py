@@ -160,14 +160,17 @@ class FormState:
         return self._has_ended or self._matcher.is_stopped()
 
     def allowed(self) -> np.ndarray:
-        """Returns the tokens that may follow, int64 (n,), sorted; none if nothing may."""
+        """Returns True for each token that may follow, bool (V,); for none if nothing may."""
+        if len(self._refused) < MAX_REFUSED:
+            found = self._vocabulary.marked(_mask(self._matcher, self._bits))
+            if not self._matcher.is_error():  # it may become too complex
+                found[self._refused] = False
+                return found
+        # Only what is known is safe.
         known = [] if self._ending is None else self._ending[:1] or sorted(self._vocabulary.ends)
-        if len(self._refused) >= MAX_REFUSED:
-            return np.array(known, np.int64)
-        found = self._vocabulary.tokens_in(_mask(self._matcher, self._bits))
-        if self._matcher.is_error():  # it has become too complex: only what is known is safe
-            return np.array(known, np.int64)
-        return np.setdiff1d(found, self._refused) if self._refused else found
+        found = np.zeros(self._vocabulary.size, np.bool_)
+        found[known] = True
+        return found
 
     def take(self, token: int, left: int) -> bool:
         """Appends a token, one of `left` that may follow -> False if it is refused.
@@ -203,7 +206,7 @@ class FormState:
             self._has_ended = found is None
         self._ending, self._refused = found, []
         if found is None and not self.is_complete:
-            self._has_ended = not len(self.allowed())
+            self._has_ended = not self.allowed().any()
         self.hurried |= self._has_ended
         return True
 
@@ -451,10 +454,14 @@ class _Vocabulary:
         self._small[special] = made
         return made
 
+    def marked(self, mask: np.ndarray) -> np.ndarray:
+        """Returns True for each token of a mask, bool (V,)."""
+        bits = np.unpackbits(mask.view(np.uint8), count=self.size, bitorder="little")
+        return bits.view(np.bool_)
+
     def tokens_in(self, mask: np.ndarray) -> np.ndarray:
         """Returns the tokens of a mask, int64 (n,), sorted."""
-        bits = np.unpackbits(mask.view(np.uint8), count=self.size, bitorder="little")
-        return np.flatnonzero(bits)
+        return np.flatnonzero(self.marked(mask))
 
     def is_free(self, mask: np.ndarray) -> bool:
         """Returns True where almost any text may follow."""

@@ -10,6 +10,7 @@ from smallmind.checks import InputError
 from smallmind.settings.config import GenerationConfig
 
 DRAWN_TOGETHER = 512  # tokens of which one is drawn at a time
+NARROW_CHOICE = 8  # tokens of which one is allowed: then those that are get copied
 BELOW_1 = 1 - 2**-53  # the largest number below 1
 # In float32, only the likeliest token is left from here on.
 MIN_TEMPERATURE = 1e-30
@@ -55,7 +56,7 @@ class Drawing(NamedTuple):
     config: GenerationConfig
     uniform: float
     seen: SeenTokens | None = None
-    allowed: np.ndarray | None = None  # int64 (n,), sorted: the only tokens; None: all
+    allowed: np.ndarray | None = None  # bool (V,), True for the only tokens; None: all
 
 
 def choose_each(logits: np.ndarray, drawings: Sequence[Drawing]) -> list[int]:
@@ -70,13 +71,18 @@ def choose_each(logits: np.ndarray, drawings: Sequence[Drawing]) -> list[int]:
         raise InputError("the model's logits are not finite: its weights are too large or damaged")
     x = _penalised(logits, drawings)
     if any(drawing.allowed is not None for drawing in drawings):
-        return [
-            _chosen(row[None], [drawing])[0]
-            if drawing.allowed is None
-            else int(drawing.allowed[_chosen(row[None, drawing.allowed], [drawing])[0]])
-            for row, drawing in zip(x, drawings, strict=True)
-        ]
+        return [_chosen_allowed(*each) for each in zip(x, drawings, strict=True)]
     return _chosen(x, drawings)
+
+
+def _chosen_allowed(row: np.ndarray, drawing: Drawing) -> int:
+    """row (V,), logits after the penalties -> the sampled token, one of those allowed."""
+    if drawing.allowed is None:
+        return _chosen(row[None], [drawing])[0]
+    if np.count_nonzero(drawing.allowed) * NARROW_CHOICE < len(row):
+        tokens = np.flatnonzero(drawing.allowed)
+        return int(tokens[_chosen(row[None, tokens], [drawing])[0]])
+    return _chosen(np.where(drawing.allowed, row, np.float32(-np.inf))[None], [drawing])[0]
 
 
 def _chosen(x: np.ndarray, drawings: Sequence[Drawing]) -> list[int]:

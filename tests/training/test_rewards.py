@@ -9,7 +9,7 @@ import pytest
 from smallmind import InputError, Tokenizer, Training, TrainingConfig, TransformerModel
 from smallmind.losses.judge import Attempt, Judge
 from smallmind.losses.question_data import QuestionsDataset, encode_questions
-from smallmind.losses.rewards import Rewards, advantages_of
+from smallmind.losses.rewards import Rewards, advantages_of, grpo
 from smallmind.nn.workspace import Pass
 from smallmind.settings.config import Adapter
 from smallmind.settings.presets import ARCHITECTURES
@@ -107,6 +107,13 @@ def test_loss_and_gradients_are_those_of_the_formula(arch, beta):
             sides.append(2.0 * formula(loss, batch, model, reference, beta))
         flat[place] = kept
         assert gradient[place] == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-4, abs=1e-7)
+
+
+def test_an_unlikely_token_does_not_outweigh_all_others():
+    logp, reference = np.array([-25.0, -1.0]), np.array([-0.5, -1.5])
+    found = grpo(logp, logp, reference, np.zeros(2), CLIP, 0.005)
+    assert found.dlogp == pytest.approx([0.005 * (1 - 100), 0.005 * (1 - np.exp(-0.5))])
+    assert 0 < found.losses[0] < 1
 
 
 def test_the_first_update_of_a_round_is_that_of_a_policy_gradient():
@@ -220,6 +227,17 @@ def test_a_model_learns_what_earns_more():
     list(training.steps(config))
     after = training.evaluate_held_out()
     assert -after.loss > 0.8 > -before and after.accuracy == -after.loss
+
+
+def test_answers_that_did_not_end_are_counted():
+    loss, _ = prepared(make())
+    words = "of the last answers did not end within 3 tokens and were rewarded as they were"
+    assert loss.last_words()[1:] == [f"100% {words}: --reward-tokens sets the limit"]
+    loss.data.tokenizer.end_of_text = 0
+    loss._round.tokens[..., -1] = [0, 0, 1, 1]
+    assert loss.last_words()[1:] == [f"50% {words}: --reward-tokens sets the limit"]
+    loss._round.tokens[..., -1] = 0
+    assert loss.last_words()[1:] == []
 
 
 def test_a_wanted_call_is_in_the_words_of_the_template():

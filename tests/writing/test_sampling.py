@@ -42,6 +42,21 @@ def test_tokens_are_drawn_with_their_probabilities(settings, expected):
     np.testing.assert_allclose(frequencies(**settings), expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("count", [3, 700, 1999])  # of 2,000: few, many and nearly all
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0.0}, {}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str
+)
+def test_only_allowed_tokens_are_drawn_as_if_there_were_no_others(count, settings):
+    random = np.random.default_rng(count)
+    logits = random.normal(0, 3, 2000).astype(np.float32)
+    tokens = np.sort(random.permutation(2000)[:count])
+    allowed = np.isin(np.arange(2000), tokens)
+    config = GenerationConfig(**{"temperature": 1.0, **settings})
+    for uniform in (0.0, 0.2, 0.5, 0.9, 1 - 2**-53):
+        (drawn,) = choose_each(logits[None], [Drawing(config, uniform, None, allowed)])
+        assert drawn == tokens[choose(logits[tokens], config, uniform)]
+
+
 def test_logits_that_are_not_finite_are_refused():
     with pytest.raises(InputError, match="logits are not finite"):
         choose(np.array([0, np.nan], np.float32), GenerationConfig(), uniform=0.5)
