@@ -29,7 +29,9 @@ from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.decoder import Continuation, Decoder
 
 SMALLEST_DEVIATION = 1e-4  # of rewards, that is added to theirs
-LIKELIER = 100.0  # times, in the reference: the distance of a token counts no more of them
+# How many times as likely a token may be in the reference before its distance grows linearly: the
+# exponential of one unlikely token could outweigh all others of a step.
+LINEAR_RATIO = 100.0
 STREAM = 6  # of random numbers, beside those of the data
 LENGTHS = 4  # to which batches are cut: arrays of others would take more memory
 READ_TOGETHER = 4096  # tokens of prompts
@@ -55,16 +57,18 @@ def grpo(
     """-> -min(ratio A, clipped A) + beta KL, where ratio = exp(logp - old).
 
     All are (n,), one for each token. `clipped` is the ratio within 1 - clip and 1 + clip, and the
-    KL is Schulman's estimate exp(d) - d - 1 of it, with d = reference - logp, but at most
-    log(LIKELIER): else an unlikely token may outweigh all others of a step.
+    KL is Schulman's estimate exp(d) - d - 1 of it, with d = reference - logp, continued by its
+    tangent where d is above log(LINEAR_RATIO).
     """
     ratio = np.exp(logp - old)
     free, bound = ratio * advantages, np.clip(ratio, 1 - clip, 1 + clip) * advantages
     losses, dlogp = -np.minimum(free, bound), np.where(free <= bound, -free, 0.0)
     if reference is not None:
-        d = np.minimum(reference - logp, math.log(LIKELIER))
-        losses += beta * (np.exp(d) - d - 1)
-        dlogp += beta * (1 - np.exp(d))
+        d = reference - logp
+        near = np.minimum(d, math.log(LINEAR_RATIO))
+        losses += beta * (np.exp(near) - near - 1 + (np.exp(near) - 1) * (d - near))
+        # backward: d KL / d logp = 1 - exp(d), of the tangent 1 - LINEAR_RATIO
+        dlogp += beta * (1 - np.exp(near))
     return _TokenTerms(losses, dlogp)
 
 

@@ -111,9 +111,15 @@ def test_loss_and_gradients_are_those_of_the_formula(arch, beta):
 
 def test_an_unlikely_token_does_not_outweigh_all_others():
     logp, reference = np.array([-25.0, -1.0]), np.array([-0.5, -1.5])
-    found = grpo(logp, logp, reference, np.zeros(2), CLIP, 0.005)
+
+    def terms(logp):
+        return grpo(logp, logp, reference, np.zeros(2), CLIP, 0.005)
+
+    found, h = terms(logp), 1e-6
     assert found.dlogp == pytest.approx([0.005 * (1 - 100), 0.005 * (1 - np.exp(-0.5))])
-    assert 0 < found.losses[0] < 1
+    slopes = (terms(logp + h).losses - terms(logp - h).losses) / (2 * h)
+    assert slopes == pytest.approx(found.dlogp, rel=1e-5)
+    assert found.losses[0] < 0.005 * 100 * 24.5
 
 
 def test_the_first_update_of_a_round_is_that_of_a_policy_gradient():
