@@ -92,9 +92,9 @@ class Thinking:
 
     def __init__(self, marks: tuple[str, str] | None, prompt: str = "") -> None:
         self._first, self._last = marks or ("", "")
-        self._is_open = bool(marks) and prompt.rstrip().endswith(self._first)  # within a thought
-        self._is_begun = self._is_open or not marks  # a thought, or what is said
-        self._strips = self._is_open  # white space around a thought belongs to the marks
+        self.is_open = bool(marks) and prompt.rstrip().endswith(self._first)  # within a thought
+        self._is_begun = self.is_open or not marks  # a thought, or what is said
+        self._strips = self.is_open  # white space around a thought belongs to the marks
         self._held = ""
 
     def add(self, piece: str, is_last: bool = False) -> tuple[str, str]:
@@ -107,20 +107,20 @@ class Thinking:
                 return "", ""
             self._is_begun = True
             if begun.startswith(self._first):
-                self._is_open = self._strips = True
+                self.is_open = self._strips = True
                 self._held = begun.removeprefix(self._first)
-        if self._is_open:
+        if self.is_open:
             self._strip()
             thought, mark, rest = self._held.partition(self._last)
             if mark:
-                self._is_open, self._strips, self._held = False, True, rest
+                self.is_open, self._strips, self._held = False, True, rest
                 thought = thought.rstrip()
             elif is_last:
                 self._held = ""
             else:
                 certain = thought[: len(thought) - overlap(thought, self._last)].rstrip()
                 thought, self._held = certain, thought[len(certain) :]
-        if self._is_open:
+        if self.is_open:
             return thought, ""
         self._strip()
         said, self._held = self._held, ""
