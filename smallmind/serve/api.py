@@ -433,9 +433,10 @@ class _Shown:
         self._length = 0  # characters of the text so far, with the lead
         self._spelled = 0  # those that tokens in `_tokens`, and those taken, spell
         self.thinking = copy(parsed.thinking)
-        template = parsed.loaded.template
-        form = template.calls if template else None
-        self.calls = CallDivider(parsed.tools, form) if parsed.tools else None
+        self.calls = None
+        if parsed.tools:
+            assert parsed.loaded.template
+            self.calls = CallDivider(parsed.tools, parsed.loaded.template.calls)
         self._begun = ""  # the beginning of the text, while it may be that of the lead
         self._without = ""  # the lead, where the text begins with it
         self._utf8.decode(b"".join(map(self._token_bytes, parsed.begun)))

@@ -12,7 +12,7 @@ from smallmind.checks import InputError, check_type, suggesting
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.chat import ASSISTANT, SYSTEM, USER, ChatFormat, Turn, with_tools
-from smallmind.text.templates import format_of
+from smallmind.text.templates import format_of, stopping
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.decoder import overlap
 from smallmind.writing.form import Form
@@ -159,7 +159,8 @@ class Chat:
                 "the model has no chat template, as it was not trained on conversations: train "
                 "it on some with --init-from, or use generate to continue texts"
             )
-        self.model, self.tokenizer, self.template, self.form = model, tokenizer, template, form
+        self.model, self.tokenizer = model, stopping(tokenizer)
+        self.template, self.form = template, form
         self.config = GenerationConfig(**settings)
         self.system = check_type("system", system, str)
         self.turns: list[Turn] = []
