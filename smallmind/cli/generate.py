@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     if options.template and "{}" not in options.template:
         raise InputError("--template needs {} where the prompt goes, as in 'Q: {}\\nA:'")
     from smallmind.exchange.stored import find
-    from smallmind.text.templates import asked, template_args, with_template_args
+    from smallmind.text.templates import asked, stopping, template_args, with_template_args
     from smallmind.writing.generation import Writer
 
     notes, path = Console(sys.stderr), run_of(options)
@@ -100,7 +100,8 @@ def run(options: argparse.Namespace) -> int:
         prompt = tokenizer.opening if options.prompt is None else options.prompt
         begin: str | np.ndarray = prompt
         if options.template_args is not None:
-            tokenizer = with_template_args(tokenizer, template_args(options.template_args))
+            args = template_args(options.template_args)
+            tokenizer = stopping(with_template_args(tokenizer, args))
             begin = asked(tokenizer, prompt)
         form = form_of(options, tokenizer)
         writer = Writer(model, tokenizer, begin, config, options.n, form)

@@ -11,11 +11,12 @@ import json
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,7 +74,7 @@ class ParsedRequest(NamedTuple):
     top: int | None
     thinking: Thinking  # as an answer begins; a copy divides it
     echo: list[np.ndarray]  # the prompt of each text, which is shown before it; else empty
-    tools: frozenset[str] = frozenset()  # the names of those that an answer may call
+    tools: Mapping[str, Any] = MappingProxyType({})  # that an answer may call, and their arguments
 
 
 class API:
@@ -170,8 +171,7 @@ class API:
         tools: list[dict[str, Any]] = []
         try:
             if chat:
-                knows_tools = bool(loaded.template and loaded.template.tools)
-                tools = tools_of(fields, knows_tools, self.ignores_tools)
+                tools = tools_of(fields, loaded.template, self.ignores_tools)
                 prompt = self._conversation(fields, loaded, config.max_tokens, tools)
                 prompts, config = [prompt.ids], replace(config, max_tokens=prompt.most)
                 template = loaded.template
@@ -188,6 +188,8 @@ class API:
                     None if form else template.marks, asked.decode("utf-8", "replace")
                 )
                 thinking.add(b"".join(map(tokenizer.token_bytes, begun)).decode("utf-8", "replace"))
+                if thinking.is_open:  # the lead ends the thought
+                    lead = ""
             else:
                 prompts = prompts_of(fields, tokenizer, limits.prompt_tokens)
             if begun and len(prompts) > 1:
@@ -212,9 +214,10 @@ class API:
         count = sum(map(len, prompts))
         rounds = -(-len(prompts) * n // self.models.slots)  # of answers, which wait for each other
         request = Request(texts, limits.seconds * rounds)
-        names = frozenset(tool["function"]["name"] for tool in tools)
+        functions = [tool["function"] for tool in tools]
+        known = {one["name"]: one.get("parameters") for one in functions}
         return ParsedRequest(
-            entry, loaded, request, chat, count, begun, lead, top, thinking, echo, names
+            entry, loaded, request, chat, count, begun, lead, top, thinking, echo, known
         )
 
     def _conversation(
@@ -430,7 +433,10 @@ class _Shown:
         self._length = 0  # characters of the text so far, with the lead
         self._spelled = 0  # those that tokens in `_tokens`, and those taken, spell
         self.thinking = copy(parsed.thinking)
-        self.calls = CallDivider(parsed.tools) if parsed.tools else None
+        self.calls = None
+        if parsed.tools:
+            assert parsed.loaded.template
+            self.calls = CallDivider(parsed.tools, parsed.loaded.template.calls)
         self._begun = ""  # the beginning of the text, while it may be that of the lead
         self._without = ""  # the lead, where the text begins with it
         self._utf8.decode(b"".join(map(self._token_bytes, parsed.begun)))

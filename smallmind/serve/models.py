@@ -14,7 +14,7 @@ from smallmind.runs.files import model_in
 from smallmind.runs.loading import precision_of
 from smallmind.serve.engine import Engine, ModelQueue, prompt_part
 from smallmind.text.chat import ChatFormat
-from smallmind.text.templates import format_of, with_template_args
+from smallmind.text.templates import format_of, stopping, with_template_args
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.training import checkpoint
 from smallmind.views.listing import find_runs
@@ -146,7 +146,7 @@ class Models:
     def _load(self, entry: ServedModel, version: tuple[float, ...]) -> Loaded:
         found = find(entry.path)
         model, tokenizer = found.load(precision=self.precision or precision_of(entry.path))
-        tokenizer = with_template_args(tokenizer, self.template_args, checks=False)
+        tokenizer = stopping(with_template_args(tokenizer, self.template_args, checks=False))
         context = model.config.block_size
         length = min(context, self.context or context)
         part = prompt_part(model.flat.count)

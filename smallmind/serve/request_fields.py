@@ -167,6 +167,10 @@ NO_TOOLS = (
     "the model's chat template does not support tools: leave them out, or let the server ignore "
     "them with serve --ignore-tools"
 )
+UNREAD_CALLS = (
+    "the model's chat template writes calls in a format of its own, which the server cannot read: "
+    "leave the tools out, or let the server ignore them with serve --ignore-tools"
+)
 NOT_IN_MESSAGES = ("prefix", "partial", "images", "audio")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
@@ -428,11 +432,13 @@ def variables_of(fields: Fields) -> dict[str, Any]:
     return variables if thinks is None else {"enable_thinking": thinks, **variables}
 
 
-def tools_of(fields: Fields, knows_tools: bool, ignores: bool) -> list[dict[str, Any]]:
+def tools_of(fields: Fields, template: ChatFormat | None, ignores: bool) -> list[dict[str, Any]]:
     """Returns the tools that a model may call. APIError if its template does not know any.
 
-    Unless the server `ignores` them.
+    Also if nothing reads the calls that it writes. Unless the server `ignores` them.
     """
+    knows_tools = bool(template and template.tools)
+    reads_calls = bool(template and (template.calls or template.calling))
     choice = fields.setting("tool_choice")
     named = choice.get("function", choice) if isinstance(choice, dict) else {}
     name = named.get("name") if isinstance(named, dict) else None
@@ -443,10 +449,11 @@ def tools_of(fields: Fields, knows_tools: bool, ignores: bool) -> list[dict[str,
     said = fields.setting("tools") or []
     if not said and choice not in (None, "auto", "none"):
         raise APIError("tool_choice asks for a call, and there are no tools", "tool_choice")
-    if not said or choice == "none" or (ignores and not knows_tools):
+    if not said or choice == "none" or (ignores and not (knows_tools and reads_calls)):
         return []
-    if not knows_tools:
-        raise APIError(NO_TOOLS, "tools", "tools_not_supported")
+    if not (knows_tools and reads_calls):
+        problem = UNREAD_CALLS if knows_tools else NO_TOOLS
+        raise APIError(problem, "tools", "tools_not_supported")
     try:
         tools = described_tools(said)
     except InputError as error:

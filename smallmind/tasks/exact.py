@@ -6,7 +6,7 @@ from smallmind.nn.transformer import TransformerModel
 from smallmind.tasks.likelihood import Scorer
 from smallmind.tasks.task import Item, ItemRecord, Judged, Task, as_text
 from smallmind.text.chat import USER, Turn
-from smallmind.text.templates import format_of
+from smallmind.text.templates import format_of, stopping
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.answers import SPARE_TOKENS, answers, likeliest
 from smallmind.writing.form import Form
@@ -41,6 +41,7 @@ class Exact(Task):
         items: Sequence[Item],
         form: Form | None = None,
     ) -> Judged:
+        tokenizer = stopping(tokenizer)
         scorer, template = Scorer(model, tokenizer), format_of(tokenizer)
         prompts = [item.texts[0] for item in items]
         if template:

@@ -16,6 +16,7 @@ import numpy as np
 
 from smallmind.checks import InputError
 from smallmind.text.tokenizer import Tokenizer, special_names
+from smallmind.text.tools import CallForm
 
 SYSTEM, USER, ASSISTANT = ROLES = "system", "user", "assistant"
 TOOL = "tool"  # the role of what a tool has returned, for templates that know it
@@ -117,6 +118,7 @@ class ChatFormat:
     tools: bool = False  # it writes calls of tools, and what they return
     # The text before the object of a call, the text after it, and the object's name for arguments.
     calling: tuple[str, str, str] | None = None
+    calls: CallForm | None = None  # how the model writes calls; None: unknown
     marks: tuple[str, str] | None = None  # what the model writes before and after a thought
 
     def render(

@@ -20,6 +20,7 @@ MAX_MEMORY = 2**30  # bytes
 MAX_CHARACTERS = 2**26  # characters of a conversation as it is rendered
 # Where a character comes from: the template, some turns, or one of them: see `said`.
 TEMPLATE, TURNS, FIRST = range(3)
+TURN_OF: dict[str, str] = {}  # the origin of the name in a call -> that of its turn
 MAX_TURNS = 500_000  # turns of a conversation: each has a character that stands for it
 RUNS = re.compile(r"(.)\1*", re.DOTALL)
 # These filters return their arguments, or parts that are cut from them and stay traced.
@@ -27,7 +28,7 @@ TRACED_FILTERS = {
     *("abs", "attr", "batch", "capitalize", "count", "d", "default", "dictsort", "first", "float"),
     *("groupby", "int", "items", "last", "length", "list", "lower", "map", "max", "min", "random"),
     *("reject", "rejectattr", "reverse", "round", "select", "selectattr", "slice", "sort"),
-    *("string", "sum", "trim", "unique", "upper", "wordcount"),
+    *("sum", "trim", "unique", "upper", "wordcount"),
 }
 
 
@@ -149,7 +150,7 @@ def of_template(text: str) -> Traced:
 
 def concat(pieces: Iterable[str]) -> str:
     """Joins texts; a plain one is the template's."""
-    parts = [piece if isinstance(piece, str) else str(piece) for piece in pieces]
+    parts = [x if isinstance(x, str) else derived(str(x), x) for x in pieces]
     text = "".join(parts)
     if not any(isinstance(part, Traced) for part in parts):
         return text
@@ -162,7 +163,7 @@ def derived(result: Any, *sources: Any) -> Any:
         return result
     origins = set[str]()
     _collect(sources, origins)
-    origins.discard(chr(TEMPLATE))
+    origins = {TURN_OF.get(origin, origin) for origin in origins} - {chr(TEMPLATE)}
     if not origins:
         return result
     return Traced(result, (origins.pop() if len(origins) == 1 else chr(TURNS)) * len(result))
@@ -229,21 +230,29 @@ def rendered(
     parts: bool,
     now: str | None,
     seconds: float,
+    spells: bool = False,
+    null: bool = False,
 ) -> dict[str, Any]:
     """[role, text, thought, more] of each turn -> the text of the template, and who says what.
 
     "said" has three numbers for each stretch that turns say: the turn, or -1 if it is not known
     which, where it begins and where it ends. `more` is JSON of other fields of the message, and of
     the tools of the conversation, of which it is not known who says them. `thoughts` are the fields
-    of a message for a thought; with `parts`, a text is a list of one part.
+    of a message for a thought; with `parts`, a text is a list of one part; with `spells`, the
+    arguments of a call are JSON; with `null`, a turn of calls alone has no text.
+
+    Where a template repeats the name in a call, as beside what the tool has returned, it is not
+    known who says it.
     """
     del seconds
+    TURN_OF.clear()
+    variables = {"tools": None, "documents": None, **variables}  # as transformers has them
     if len(turns) > MAX_TURNS:
         raise ValueError(f"it has more than {MAX_TURNS:,} turns")
     messages: list[dict[str, Any]] = []
     for number, (role, text, thought, more) in enumerate(turns):
         content: Any = Traced(text, said(number) * len(text))
-        message = {"role": role, "content": [{"type": "text", "text": content}]}
+        message: dict[str, Any] = {"role": role, "content": [{"type": "text", "text": content}]}
         if not parts:
             message["content"] = content
         if thought:
@@ -251,7 +260,17 @@ def rendered(
         fields = json.loads(more or "{}")
         if "tools" in fields:
             variables = {**variables, "tools": traced(fields.pop("tools"), chr(TURNS))}
-        messages.append({**message, **traced(fields, said(number))})
+        message |= traced(fields, said(number))
+        for call in message.get("tool_calls", [])[: MAX_TURNS - len(TURN_OF)]:
+            function, origin = call["function"], said(MAX_TURNS + len(TURN_OF))
+            TURN_OF[origin] = said(number)
+            function["name"] = Traced(function["name"], origin * len(function["name"]))
+            if spells and not isinstance(function["arguments"], str):
+                spelled = json.dumps(function["arguments"], ensure_ascii=False)
+                function["arguments"] = Traced(spelled, said(number) * len(spelled))
+        if null and not text and "tool_calls" in message:
+            message["content"] = None
+        messages.append(message)
     environment, compiled_template = compiled(template)
     environment.now = datetime.fromisoformat(now) if now else datetime.now()
     pieces, length = [], 0
@@ -261,12 +280,19 @@ def rendered(
             raise ValueError(f"it writes more than {MAX_CHARACTERS:,} characters")
         pieces.append(piece)
     whole = of_template(concat(pieces))
-    found = [
-        number
-        for run in RUNS.finditer(whole._origin)
-        if (origin := ord(run[1])) != TEMPLATE
-        for number in (origin - FIRST, run.start(), run.end())
-    ]
+    said_by: list[tuple[int, int, int]] = []
+    named, repeated = set(), []
+    for run in RUNS.finditer(whole._origin):
+        if run[1] in named:
+            repeated.append(len(said_by))
+        if run[1] in TURN_OF:
+            named.add(run[1])
+        if (number := ord(TURN_OF.get(run[1], run[1]))) != TEMPLATE:
+            said_by.append((number - FIRST, *run.span()))
+    for i in reversed(repeated):  # within a call, if more of it follows
+        if [turn for turn, *_ in said_by[i + 1 : i + 2]] != [said_by[i][0]]:
+            said_by[i] = (TURNS - FIRST, *said_by[i][1:])
+    found = [number for stretch in said_by for number in stretch]
     return {"text": "".join(pieces), "said": found}
 
 
@@ -366,8 +392,15 @@ def compiled(text: str) -> tuple[Any, Any]:
     def strftime_now(form: str) -> str:
         return environment.now.strftime(form)
 
+    def shown(value: Any) -> Any:
+        """Returns what `{{ value }}` writes: of a whole list or object, text with its origin."""
+        return derived(str(value), value) if isinstance(value, dict | list | tuple) else value
+
     environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[Generation, loopcontrols],
+        finalize=shown,
     )
     for name, function in environment.filters.items():
         environment.filters[name] = following(name, function)

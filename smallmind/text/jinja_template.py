@@ -46,14 +46,21 @@ from smallmind.text.chat import (
 )
 from smallmind.text.jinja_process import MAX_CHARACTERS, MAX_MEMORY
 from smallmind.text.tokenizer import Tokenizer, special_names
-from smallmind.text.tools import Call, calling_in
+from smallmind.text.tools import FORMS, Call, CallForm, calling_in, form_in, spelled
 
 MAX_SECONDS = 5.0  # of computing for one conversation
 MAX_START_SECONDS = 30.0  # for the start of the process
 MAX_LINE_CHARACTERS = 8 * MAX_CHARACTERS
+PARTS = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]|\d+|\D")
 TOO_MUCH = "it takes more than"
-THINK = "<think>", "</think>"  # of Qwen3, SmolLM3, DeepSeek-R1 and others
-TRIED = {"name": "weather", "description": "Says how it is."}  # a tool
+# Around thoughts, of Qwen3, SmolLM3, DeepSeek-R1 and others; of Gemma 4.
+THINK = (("<think>", "</think>"), ("<|channel>thought", "<channel|>"))
+TRIED: dict[str, Any] = {  # a tool
+    "name": "weather",
+    "description": "Says how it is.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+TRIED_ARGUMENTS = {"city": "Rome"}
 THOUGHTS = "reasoning_content", "thinking"  # the fields of messages that transformers fills
 
 
@@ -94,6 +101,9 @@ class JinjaTemplate(ChatFormat):
     variables: Mapping[str, Any] = field(default_factory=dict)  # that are given besides turns
     now: datetime | None = None  # the time for templates that write it; None: the current one
     parts: bool = False  # it takes a text as a list of parts
+    spells: bool = False  # it takes the arguments of a call as JSON
+    null: bool = False  # it takes a turn of calls alone without a text
+    writes: bool = True  # it writes calls; else they are in the text of their turns
     prompting: str = ""  # what a prompt has between the question and the answer
     following: str = ""  # what is written after every answer
     end: str = ""
@@ -102,6 +112,8 @@ class JinjaTemplate(ChatFormat):
     thinking: tuple[str, str] | None = None  # what the model writes before and after a thought
     tools: bool = False
     calling: tuple[str, str, str] | None = None
+    calls: CallForm | None = None
+    call_end: str = ""  # that of a turn of calls
     name = "of the model"
 
     @classmethod
@@ -129,7 +141,8 @@ class JinjaTemplate(ChatFormat):
         before, after = map(str.strip, self.thinking or ("", ""))
         if before and after:
             return before, after
-        return THINK if all(mark in self.text for mark in THINK) else None
+        known = (pair for pair in THINK if all(mark in self.text for mark in pair))
+        return next(known, None)
 
     def at(self, now: datetime | None) -> Self:
         return replace(self, now=now)
@@ -162,10 +175,11 @@ class JinjaTemplate(ChatFormat):
             before, begin, end, after = places[number]
             begin -= len(before) - _prompt_in(before, self.prompting)
             is_last = number + 1 == len(conversation)
-            if is_last and is_learned(turn) and not answers and not self._tokens(after):
+            if is_last and is_learned(turn) and not answers and not self._stops(after, turn):
                 # In some templates an answer ends with the token that begins the next turn.
-                text, after = text + self.end, after + self.end
-            ended, cut = self._ends(after, turn.more != "")
+                end_of_turn = self.call_end if turn.more else self.end
+                text, after = text + end_of_turn, after + end_of_turn
+            ended, cut = self._ends(after, turn)
             if is_learned(turn):
                 # Some templates end an earlier answer with a token at which a model does not stop.
                 stops = is_last or after[:ended].endswith((self.end, *self.ends))
@@ -176,22 +190,34 @@ class JinjaTemplate(ChatFormat):
         said = tuple((begin, end) for _, begin, end in written.said)
         return Rendered(text, tuple(learned), tuple(cuts), said)
 
-    def _ends(self, after: str, has_calls: bool = False) -> tuple[int, int | None]:
+    def _ends(self, after: str, turn: Turn) -> tuple[int, int | None]:
         """The text after an answer -> where the answer's last token ends and the next turn begins.
 
         The second is None if the token that ends an answer is one of the next turn.
         """
-        tokens = self._tokens(after)
-        if has_calls:  # which may have tokens of their own around them
-            ends = [found for found in tokens if found[0] in (self.end, *self.ends)]
-            tokens = tokens[tokens.index(ends[0]) :] if ends else tokens
+        tokens = self._stops(after, turn)
         if is_usual := bool(self.following) and after.startswith(self.following):
             ended = self._tokens(self.following)[-1].end()
+        elif turn.more and self.calls and not tokens and self.calls.end in after:
+            ended = after.index(self.calls.end) + len(self.calls.end)
         else:
             ended = min((found.end() for found in tokens), default=0)
         begins = {found.start() for found in tokens}
         places = [len(self.following)] * is_usual + [ended]
         return ended, next((p for p in places if p in begins), ended if is_usual else None)
+
+    def _stops(self, after: str, turn: Turn) -> list["re.Match[str]"]:
+        """Returns the special tokens after an answer, from the one on that ends it.
+
+        Calls may have tokens of their own around them.
+        """
+        tokens = self._tokens(after)
+        if turn.more:
+            ends = (
+                i for i, x in enumerate(tokens) if x[0] in (self.end, self.call_end, *self.ends)
+            )
+            return tokens[next(ends, len(tokens)) :]
+        return tokens
 
     def _tokens(self, text: str) -> list["re.Match[str]"]:
         """Returns the special tokens in what the template has written."""
@@ -205,6 +231,8 @@ class JinjaTemplate(ChatFormat):
             "template": self.text,
             "thoughts": [name for name in THOUGHTS if re.search(rf"\b{name}\b", self.text)],
             "parts": self.parts,
+            "spells": self.spells,
+            "null": self.null,
             "now": self.now.isoformat() if self.now else None,
             "variables": {
                 **self.roles,
@@ -213,6 +241,8 @@ class JinjaTemplate(ChatFormat):
                 **variables,
             },
         }
+        if not self.writes:
+            conversations = [[*map(with_calls, turns)] for turns in conversations]
         written = self.process.render(request, conversations)
         for i, turns in enumerate(conversations):
             if written[i].error and (divided := [*map(self._divided, turns)]) != [*turns]:
@@ -254,16 +284,20 @@ class JinjaTemplate(ChatFormat):
         """Returns the template with what these tell about it: two conversations, one longer."""
         middle, last = (several.turns()[turn][-1] for turn in (1, 3))
         following = self._common(middle, last)
-        ends = self._tokens(following) or self._tokens(last or middle)[:1]
-        if not ends:
+        tokens = self._tokens(following) or self._tokens(last or middle)[:1]
+        if not tokens:
             raise InputError(
                 "the chat template has no special token at the end of an answer, so nothing says "
                 "where one ends"
             )
+        end = next((found for found in tokens if found[0] in self.ends), tokens[-1])
+        # Some templates begin the next turn, whatever it is.
+        following = following[: next((x.start() for x in tokens if x.start() >= end.end()), None)]
         prompting = prompt.turns()[0][-1]
         before = single.turns()[1][0]
         lead = before[_prompt_in(before, prompting) :]
-        known = replace(self, prompting=prompting, following=following, end=ends[-1][0], lead=lead)
+        known = replace(self, prompting=prompting, following=following, end=end[0], lead=lead)
+        known = replace(known, call_end=end[0])
         turns = Turn(USER, "a"), Turn(ASSISTANT, "b", thought="c")
         (written,) = self._write([turns], False, {})
         said = {written.text[begin:end]: (begin, end) for turn, begin, end in written.said if turn}
@@ -277,21 +311,32 @@ class JinjaTemplate(ChatFormat):
         """Returns the template with whether it writes tools, calls and what they return."""
         if "tool" not in self.text:
             return self
-        tools = [{"type": "function", "function": {**TRIED, "parameters": {"type": "object"}}}]
-        call = Call(TRIED["name"], {"city": "Rome"}).as_message("call00001", False)
+        call = Call(TRIED["name"], TRIED_ARGUMENTS).as_message("call00001", False)
         calls = json.dumps({"tool_calls": [call]})
         about = json.dumps({"name": TRIED["name"], "tool_call_id": "call00001"})
         turns = Turn(USER, "a"), Turn(ASSISTANT, "", more=calls), Turn(TOOL, "c", more=about)
-        (written,) = self._write([with_tools([*turns, Turn(ASSISTANT, "d")], tools)], False, {})
-        said = dict.fromkeys(range(-1, 4), "")
-        for turn, begin, end in written.said:
-            said[turn] += written.text[begin:end]
+        asked = with_tools(
+            [*turns, Turn(ASSISTANT, "d")], [{"type": "function", "function": TRIED}]
+        )
         wanted = [(-1, TRIED["description"]), (1, TRIED["name"]), (1, "Rome"), (2, "c"), (3, "d")]
-        if not all(word in said[turn] for turn, word in wanted):
-            return self
-        before, begin, end, after = written.turns()[1]
-        called = before[_prompt_in(before, self.prompting) :] + written.text[begin:end]
-        return replace(self, tools=True, calling=calling_in(called + after.partition(self.end)[0]))
+        takes: list[dict[str, Any]]
+        takes = [{"spells": x, "null": y} for y in (False, True) for x in (False, True)]
+        takes += [{"writes": False}] * (FORMS[0].begin in self.text)
+        for each in takes:
+            form = replace(self, **each)
+            (written,) = form._write([asked], False, {})
+            said = dict.fromkeys(range(-1, 4), "")
+            for turn, begin, end in written.said:
+                said[turn] += written.text[begin:end]
+            if all(word in said[turn] for turn, word in wanted):
+                before, begin, end, after = written.turns()[1]
+                called = before[_prompt_in(before, self.prompting) :] + written.text[begin:end]
+                stops = form._stops(after, asked[1])
+                called += after[: stops[0].start()] if stops else after
+                known = replace(form, tools=True, calling=calling_in(called))
+                known = replace(known, call_end=stops[0][0] if stops else self.end)
+                return replace(known, calls=form_in(called, Call(TRIED["name"], TRIED_ARGUMENTS)))
+        return self
 
     def _common(self, first: str, second: str) -> str:
         """Returns the common beginning of two texts; "" if there is no special token in it."""
@@ -308,6 +353,15 @@ class JinjaTemplate(ChatFormat):
         return common if self._tokens(common) else ""
 
 
+def with_calls(turn: Turn) -> Turn:
+    """Returns a turn with its calls in its text."""
+    fields = json.loads(turn.more or "{}")
+    if not (calls := fields.pop("tool_calls", [])):
+        return turn
+    text = "\n".join([*filter(None, [turn.text]), *map(spelled, calls)])
+    return turn._replace(text=text, more=json.dumps(fields, ensure_ascii=False) if fields else "")
+
+
 @lru_cache
 def _prompt_in(before: str, prompting: str) -> int:
     """The text before an answer -> where that part of it ends which a prompt has too.
@@ -315,7 +369,8 @@ def _prompt_in(before: str, prompting: str) -> int:
     Numbers may differ, as some templates count turns. If less than a third of the prompt is there,
     the answer begins with its own text.
     """
-    one, other = (re.findall(r"\d+|\D", text) for text in (prompting, before))
+    # Tags are not divided: a thought may begin as a call does.
+    one, other = (PARTS.findall(text) for text in (prompting, before))
     alike = [["0" if part.isdigit() else part for part in parts] for parts in (one, other)]
     match = SequenceMatcher(None, alike[0], alike[1], autojunk=False).find_longest_match()
     enough = 3 * match.size >= len(one)

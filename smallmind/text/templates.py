@@ -361,6 +361,15 @@ def _ending(tokenizer: Tokenizer, end: int) -> Tokenizer:
     return tokenizer.with_published(files)
 
 
+def stopping(tokenizer: Tokenizer) -> Tokenizer:
+    """Returns the tokenizer with the end of a turn among the tokens that end what a model writes.
+
+    The files of some models only name the end of a text.
+    """
+    found = format_of(tokenizer)
+    return _ending(tokenizer, tokenizer.special[found.end]) if found else tokenizer
+
+
 def fit_template(tokenizer: Tokenizer, name: str | None) -> tuple[Tokenizer, ChatFormat]:
     """-> the tokenizer with the special tokens of its own template, or of the one named, and that.
 

@@ -12,7 +12,7 @@ from smallmind.checks import InputError, check_type, suggesting
 from smallmind.nn.transformer import TransformerModel
 from smallmind.settings.config import GenerationConfig
 from smallmind.text.chat import ASSISTANT, SYSTEM, USER, ChatFormat, Turn, with_tools
-from smallmind.text.templates import format_of
+from smallmind.text.templates import format_of, stopping
 from smallmind.text.tokenizer import Tokenizer
 from smallmind.writing.decoder import overlap
 from smallmind.writing.form import Form
@@ -92,9 +92,9 @@ class Thinking:
 
     def __init__(self, marks: tuple[str, str] | None, prompt: str = "") -> None:
         self._first, self._last = marks or ("", "")
-        self._is_open = bool(marks) and prompt.rstrip().endswith(self._first)  # within a thought
-        self._is_begun = self._is_open or not marks  # a thought, or what is said
-        self._strips = self._is_open  # white space around a thought belongs to the marks
+        self.is_open = bool(marks) and prompt.rstrip().endswith(self._first)  # within a thought
+        self._is_begun = self.is_open or not marks  # a thought, or what is said
+        self._strips = self.is_open  # white space around a thought belongs to the marks
         self._held = ""
 
     def add(self, piece: str, is_last: bool = False) -> tuple[str, str]:
@@ -107,20 +107,20 @@ class Thinking:
                 return "", ""
             self._is_begun = True
             if begun.startswith(self._first):
-                self._is_open = self._strips = True
+                self.is_open = self._strips = True
                 self._held = begun.removeprefix(self._first)
-        if self._is_open:
+        if self.is_open:
             self._strip()
             thought, mark, rest = self._held.partition(self._last)
             if mark:
-                self._is_open, self._strips, self._held = False, True, rest
+                self.is_open, self._strips, self._held = False, True, rest
                 thought = thought.rstrip()
             elif is_last:
                 self._held = ""
             else:
                 certain = thought[: len(thought) - overlap(thought, self._last)].rstrip()
                 thought, self._held = certain, thought[len(certain) :]
-        if self._is_open:
+        if self.is_open:
             return thought, ""
         self._strip()
         said, self._held = self._held, ""
@@ -159,7 +159,8 @@ class Chat:
                 "the model has no chat template, as it was not trained on conversations: train "
                 "it on some with --init-from, or use generate to continue texts"
             )
-        self.model, self.tokenizer, self.template, self.form = model, tokenizer, template, form
+        self.model, self.tokenizer = model, stopping(tokenizer)
+        self.template, self.form = template, form
         self.config = GenerationConfig(**settings)
         self.system = check_type("system", system, str)
         self.turns: list[Turn] = []

@@ -245,6 +245,25 @@ def test_a_call_that_cannot_be_required_is_refused(caller, fields, words):
     assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
 
+OWN_CALLS = PYTHON_TAG.replace("<|python_tag|>{{ '{\"name\": ' }}", "to ").replace("{{ '}' }}", "")
+
+
+def test_tools_are_refused_if_nothing_reads_the_calls(tmp_path):
+    """The template writes `to "fox", "parameters": {...}`."""
+    pytest.importorskip("jinja2")
+    tokenizer = Tokenizer(kind="byte").with_special(["<|im_start|>", "<|im_end|>"])
+    tokenizer = tokenizer.with_published({"tokenizer_config.json": {"chat_template": OWN_CALLS}})
+    path = saved_model(tmp_path / "m.safetensors", False, 1024, tokenizer)
+    fields = {"model": "m", "messages": [{"role": "user", "content": "fox"}], "max_tokens": 1}
+    with talking([path]) as (client, _):
+        answer = client.post("/v1/chat/completions", json={**fields, "tools": TOOLS})
+        plain = client.post("/v1/chat/completions", json=fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "tools_not_supported")
+    assert "writes calls in a format of its own" in error["message"]
+    assert plain.status_code == 200
+
+
 def test_without_tools_nothing_is_called(caller):
     fields = {"model": "m", "messages": [{"role": "user", "content": "fox"}]}
     fields |= {"regex": re.escape(CALLED), "max_tokens": 100}

@@ -696,6 +696,9 @@ THINKS = (
     "{% endif %}{% endif %}"
 )
 OPENS = THINKS.replace("\n\n</think>\n\n{% endif %}", "\n{% endif %}")  # within a thought
+# Also where nothing is thought.
+ALWAYS = OPENS.replace("{% if m.r", "{% if m.role == 'assistant' or m.r")
+ALWAYS = ALWAYS.replace("enable_thinking is defined and not enable_thinking", "true")
 ANSWERED = [
     ("<think>\nthree fours\n</think>\n\n12", {}, "three fours", "12"),
     ("\n<think>a <b</think>12 </think>", {}, "a <b", "12 </think>"),
@@ -705,6 +708,8 @@ ANSWERED = [
     ("12 <think>no</think>", {}, None, "12 <think>no</think>"),
     ("12", {"enable_thinking": False}, None, "12"),
     ("so\n</think>\n12", {"enable_thinking": False, "model": "opens"}, "so", "12"),
+    ("\n</think>\n\n12", {"model": "always"}, None, "12"),
+    ("so\n</think>\n\n12", {"model": "always"}, "so", "12"),
 ]
 
 
@@ -713,7 +718,8 @@ def thinking(tmp_path_factory):
     """A server with models whose templates have marks for thoughts."""
     pytest.importorskip("jinja2")
     folder, paths = tmp_path_factory.mktemp("thinking"), []
-    for name, template in (("thinks", THINKS), ("opens", OPENS)):
+    templates = {"thinks": THINKS, "opens": OPENS, "always": ALWAYS}
+    for name, template in templates.items():
         tokenizer = Tokenizer(kind="byte").with_special(["<|im_start|>", "<|im_end|>"])
         published = {"tokenizer_config.json": {"chat_template": template}}
         tokenizer = tokenizer.with_published(published)

@@ -748,3 +748,116 @@ def test_a_template_without_tools_says_where_they_are(name, turns):
     assert not found.tools
     with pytest.raises(InputError, match=r"^a.jsonl: line 3: the conversation has tools, which"):
         found.encode_all(tokenizer, [CONVERSATION, located])
+
+
+# Traits of published templates, in as few words as possible.
+TRAITS = {
+    "a name beside the result": (
+        "{{ '<|im_start|>assistant ' }}{% for call in m.tool_calls %}call:{{ call.function.name }}"
+        "{{ call.function.arguments | tojson }}{% endfor %}{{ m.content }}<|im_end|>",
+        "{% set asked = messages[loop.index0 - 1].tool_calls[0] %}<|im_start|>tool "
+        "{{ asked.function.name }} {{ m.content }}<|im_end|>",
+        'call:w{"city": "<|im_end|>", "n": 3}<|im_end|>',
+    ),
+    "a name twice in a call": (
+        "{{ '<|im_start|>assistant ' }}{% for call in m.tool_calls %}to {{ call.function.name }}:"
+        " {{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}"
+        "{{ m.content }}<|im_end|>",
+        "<|im_start|>tool {{ m.content }}<|im_end|>",
+        'to w: w{"city": "<|im_end|>", "n": 3}<|im_end|>',
+    ),
+    "a prompt that begins as a call": (
+        "{{ '<|im_start|>assistant ' }}{% if m.tool_calls %}<thing>"
+        "{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments | tojson }}"
+        "{% endif %}{{ m.content }}<|im_end|>",
+        "<|im_start|>tool {{ m.content }}<|im_end|>",
+        '<thing>w{"city": "<|im_end|>", "n": 3}<|im_end|>',
+    ),
+    "arguments as JSON": (
+        "{{ '<|im_start|>assistant ' }}{% for call in m.tool_calls %}{{ call.function.name + ' ' + "
+        "call.function.arguments }}{% endfor %}{{ m.content }}<|im_end|>",
+        "<|im_start|>tool {{ m.content }}<|im_end|>",
+        'w {"city": "<|im_end|>", "n": 3}<|im_end|>',
+    ),
+    "calls without a text": (
+        "{{ '<|im_start|>assistant ' }}{% if m.content is none %}"
+        "{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments }}"
+        "{% else %}{{ m.content }}{% endif %}<|im_end|>",
+        "<|im_start|>tool {{ m.content }}<|im_end|>",
+        "w{'city': '<|im_end|>', 'n': 3}<|im_end|>",
+    ),
+    "calls that it does not write": (
+        "{# <tool_call> #}{{ '<|im_start|>assistant ' }}{{ m.content }}<|im_end|>",
+        "<|im_start|>tool {{ m.content }}<|im_end|>",
+        '<tool_call>\n{"name": "w", "arguments": {"city": "<|im_end|>", "n": 3}}\n</tool_call>'
+        "<|im_end|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRAITS)
+def test_calls_of_other_templates_are_learned_whole(name):
+    answer, result, call = TRAITS[name]
+    tokenizer = carrying(
+        "{% if tools is not none %}<|im_start|>system {{ tools[0] }}<|im_end|>{% endif %}"
+        "{% for m in messages %}{% if m.role == 'assistant' %}"
+        + answer
+        + "{% elif m.role == 'tool' %}"
+        + result
+        + "{% else %}<|im_start|>user {{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}"
+        + ("<think>" if name == "a prompt that begins as a call" else "")
+        + "{% endif %}"
+    )
+    found = format_of(tokenizer)
+    assert found.tools and found.end == END
+    marked = found.encode(tokenizer, with_tools(CALLING, [WEATHER]))
+    ids = marked // MARK_KINDS
+    learned = tokenizer.decode(ids[marked % MARK_KINDS == LEARNED])
+    assert learned == f"{call}Four.<|im_end|>Yes.<|im_end|>"
+    # What a template writes of a whole tool is text too, with the names in it.
+    assert (ids == tokenizer.special[END]).sum() == len(CALLING) + 1
+    assert "system" not in tokenizer.decode(found.encode(tokenizer, CONVERSATION) // MARK_KINDS)
+
+
+@pytest.mark.parametrize("ends", [[END], [END, BEGIN]])
+def test_an_answer_ends_before_a_header_that_is_always_written(ends):
+    """Some templates begin the next turn whoever speaks in it; others name two ends."""
+    tokenizer = carrying(
+        "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>\n{% endfor %}"
+        "<|im_start|>assistant "
+    )
+    numbers = [tokenizer.special[name] for name in ends]
+    config = {**tokenizer.published, "generation_config.json": {"eos_token_id": numbers}}
+    found = format_of(tokenizer.with_published(config))
+    assert found.end == END
+    marked = found.encode(tokenizer, CONVERSATION)
+    learned = tokenizer.decode(marked[marked % MARK_KINDS == LEARNED] // MARK_KINDS)
+    assert learned == "I <|im_end|> am.<|im_end|>So.<|im_end|>"
+
+
+def test_a_call_ends_with_the_token_before_its_result():
+    """In GLM's way: the token that ends an answer begins the next turn, whose it is."""
+    names = ["<|user|>", "<|answer|>", "<|result|>", "<tool_call>", "</tool_call>"]
+    template = (
+        "{% for t in tools or [] %}{{ t.function.description }}{% endfor %}{% for m in messages %}"
+        "{% if m.role == 'assistant' %}<|answer|>{{ m.content }}{% for c in m.tool_calls %}"
+        "<tool_call>{{ c.function.name }}{% for k, v in c.function.arguments.items() %}"
+        "<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>"
+        "{% endfor %}{% elif m.role == 'tool' %}"
+        "<|result|>{{ m.content }}{% else %}<|user|>{{ m.content }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|answer|>{% endif %}"
+    )
+    tokenizer = Tokenizer(TEXT, "bpe", vocab_size=257).with_special(names)
+    ends = [tokenizer.special[name] for name in ("<|user|>", "<|result|>")]
+    settings = {"generation_config.json": {"eos_token_id": ends}}
+    settings["tokenizer_config.json"] = {"chat_template": template}
+    tokenizer = tokenizer.with_published(settings)
+    found = format_of(tokenizer)
+    assert found.calls and found.calls.begin == "<tool_call>"
+    call = "<tool_call>w<arg_key>city</arg_key><arg_value><|im_end|></arg_value>"
+    call += "<arg_key>n</arg_key><arg_value>3</arg_value></tool_call><|result|>"
+    for count in (2, 4):
+        marked = found.encode(tokenizer, with_tools(CALLING[:count], [WEATHER]))
+        learned = tokenizer.decode(marked[marked % MARK_KINDS == LEARNED] // MARK_KINDS)
+        assert learned == call + "Four.<|user|>" * (count == 4)

@@ -47,6 +47,16 @@ def test_an_answer_ends_with_its_turn(name):
     assert prompt_of(model, tokenizer).endswith(TEMPLATES[name].before["assistant"])
 
 
+def test_an_answer_ends_with_its_turn_where_files_name_only_the_end_of_a_text():
+    model, tokenizer = speaker("The hen.")
+    files = {name: dict(part) for name, part in tokenizer.published.items()}
+    files["generation_config.json"]["eos_token_id"] = other = ord("#")
+    tokenizer = tokenizer.with_published(files)
+    assert tokenizer.ends == {other}
+    chat = Chat(model, tokenizer, temperature=0)
+    assert chat.say("Who?") == "The hen." and chat.ended == "end"
+
+
 def test_the_history_is_seen_and_can_be_taken_back():
     model, tokenizer = speaker("Yes.")
     chat = Chat(model, tokenizer, "Be kind.", temperature=0)
