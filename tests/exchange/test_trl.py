@@ -24,13 +24,23 @@ WORDS = ["the", "cat", "sat", "on", "a", "mat", "is", "it", "dog", "logs"]
 
 
 def rows(seed=3):
-    """Prompts with two answers of random words."""
+    """Prompts with two answers of random words, which begin differently.
+
+    Where both begin with the same word, its gradients cancel: what rounding leaves of them, perhaps
+    nothing, is divided by itself in the first updates of AdamW.
+    """
     draw = random.Random(seed)
 
-    def said(most):
-        return " ".join(draw.choice(WORDS) for _ in range(draw.randint(1, most)))
+    def said(most, words=WORDS):
+        first = draw.choice(words)
+        return " ".join([first, *(draw.choice(WORDS) for _ in range(draw.randrange(most)))])
 
-    return [(said(5), f" {said(6)}", f" {said(4)}") for _ in range(COUNT)]
+    found = []
+    for _ in range(COUNT):
+        prompt, better = said(5), said(6)
+        worse = said(4, [word for word in WORDS if word != better.split()[0]])
+        found.append((prompt, f" {better}", f" {worse}"))
+    return found
 
 
 def trainer_of(method, tmp_path):
