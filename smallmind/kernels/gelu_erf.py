@@ -39,7 +39,9 @@ def _phi_and_exponential(x):
     q = fma(q, t, broadcast(np.float32(0.10770201738816898)))
     q = fma(q, t, broadcast(np.float32(0.12407225672484476)))
     q = fma(q, t, broadcast(np.float32(0.12365607342023367)))
-    exponential = exp2_normal(x * x * (LOG2_E * np.float32(-0.5)))
+    power = x * x * (LOG2_E * np.float32(-0.5))
+    # Zero, so that the derivative at infinity is NaN on every CPU.
+    exponential = zero_below(exp2_normal(power), power, broadcast(np.float32(-126)))
     tail = exponential * (q * t)
     return zero_below(one - tail - tail, x, broadcast(np.float32(0))) + tail, exponential
 

@@ -123,6 +123,7 @@ def test_the_share_of_the_teacher_may_be_chosen(train):
 
 def test_each_gets_its_share_of_the_minutes_that_are_left(train, monkeypatch):
     monkeypatch.setattr(pace, "measure", lambda *_: pace.Pace(60.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(pace, "refitting", lambda *_: lambda: None)
     train(flags=FLAGS.replace("--steps 12", "--minutes 9"))
     minutes = [settings_of(x).run.minutes for x in ("a-generation-1", "a-generation-2", "a")]
     # None of them takes long here, so the next ones have more.

@@ -32,7 +32,7 @@ ENDS = {
     *("<turn|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|eot|>", "<|end|>", "</s>"),
     *("<|END_OF_TURN_TOKEN|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<end_of_utterance>"),
 }
-# Of these the files of the models name other tokens.
+# The files of these models name other tokens.
 OTHER_ENDS = {
     "gptoss": {"<|return|>", "<|call|>"},
     "glm": {"<|user|>", "<|observation|>"},

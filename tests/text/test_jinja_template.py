@@ -815,7 +815,7 @@ def test_calls_of_other_templates_are_learned_whole(name):
     ids = marked // MARK_KINDS
     learned = tokenizer.decode(ids[marked % MARK_KINDS == LEARNED])
     assert learned == f"{call}Four.<|im_end|>Yes.<|im_end|>"
-    # What a template writes of a whole tool is text too, with the names in it.
+    # A tool that a template writes whole is text too, with the names in it.
     assert (ids == tokenizer.special[END]).sum() == len(CALLING) + 1
     assert "system" not in tokenizer.decode(found.encode(tokenizer, CONVERSATION) // MARK_KINDS)
 
