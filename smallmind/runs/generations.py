@@ -22,7 +22,7 @@ from smallmind.settings.settings import PLAIN, fields_of
 from smallmind.settings.sources import flag_of
 
 ALPHA, TEMPERATURE = 0.7, 1.0  # of a student of the same size, measured
-LEAST_MINUTES = 0.01
+LEAST_MINUTES = 0.01  # of a generation, if those before it have taken all the time
 EXCLUDED = ("teacher", "teacher_cache", "init_from", "loss", "reward")
 OF_TEACHERS = [field.name for field in dataclasses.fields(DistillationConfig)]
 FREE = ("text", "minutes", "threads", *NEUTRAL)  # what a repeated command may change
@@ -48,8 +48,8 @@ def generations(
     the next one, or a directory holds a run of other choices.
     """
     _check(choices)
-    given = choices.chosen.items()
-    alone = dataclasses.replace(choices, chosen={k: x for k, x in given if k not in OF_TEACHERS})
+    chosen = {name: x for name, x in choices.chosen.items() if name not in OF_TEACHERS}
+    alone = dataclasses.replace(choices, chosen=chosen)  # those of the first, without a teacher
     seed, minutes = alone.settings().run.seed, choices.chosen.get("minutes")
     left = [path for path in paths if not _is_finished(path)]
     end = start + 60 * (minutes or 0) * len(left) / len(paths)
@@ -91,10 +91,6 @@ def _check(choices: Choices) -> None:
 def _taught_by(teacher: Run, choices: Choices) -> dict[str, Any]:
     """-> the fields of a student, besides its directory and its seed."""
     settings, chosen = teacher.settings, choices.chosen
-    if settings.loss[0] == "preferences":
-        raise InputError(
-            "--generations is for texts and conversations: leave it out for pairs of answers"
-        )
     fields: dict[str, Any] = {"alpha": ALPHA, "temperature": TEMPERATURE}
     # A vocabulary that was learned is taken as it is; the other kinds follow from the text.
     kind = settings.run.tokenizer
