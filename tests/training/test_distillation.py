@@ -219,6 +219,22 @@ def test_repeated_passes_of_a_student_give_the_bits_of_the_layers(precision, set
     assert pool.bytes_held == both[1].model.workspace.pool.statistics().bytes_held
 
 
+def test_a_repeated_pass_writes_no_array_that_others_have_rented_meanwhile():
+    teacher = TransformerModel(V, T, 256, 2, 2, seed=1)  # its arrays are larger than a student's
+    training, pool = new_training(Distillation(teacher)), TensorPool()
+    teacher.workspace.pool = training.model.workspace.pool = pool
+    batch = first_batch(training)
+    sizes, rent = [], teacher.workspace.rent
+    teacher.workspace.rent = lambda *shape: sizes.append(shape) or rent(*shape)
+    for number in range(MIN_PASSES + 2):
+        training.loss.loss_and_gradients(training.model, batch, at=Pass(number))
+    held = [pool.rent(int(np.prod(shape)), np.float32) for shape in sizes * 2]
+    for array in held:
+        array.fill(7.0)
+    training.loss.loss_and_gradients(training.model, batch, at=Pass(99))
+    assert sizes and all((array == 7.0).all() for array in held)
+
+
 @pytest.mark.parametrize(
     "why", ["learned", "other pool", "layer of another package", "blocks of rows"]
 )
