@@ -1,6 +1,7 @@
 """Models of published architectures: which one a model is of, and its settings in a file."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -41,10 +42,13 @@ def architecture_of(config: ModelConfig) -> Architecture:
             f"no published architecture has {_named(config, changes)}; the nearest is "
             f"{nearest.name}" + (f": train with {flags}" if flags else "")
         )
-    if nearest.rotates and config.head_channels % 2:
+    if nearest.rotates and config.rotary_channels % 2:
+        larger = itertools.count(config.head_channels + 1)
+        wider = (dataclasses.replace(config, head_size=n) for n in larger)
+        even = next(x.head_size for x in wider if x.rotary_channels % 2 == 0)
         raise InputError(
-            f"other programs cannot rotate heads with an odd number of channels, "
-            f"{config.head_channels}; train with --head-size {config.head_channels + 1}"
+            f"other programs cannot rotate an odd number of channels per head, "
+            f"{config.rotary_channels}; train with --head-size {even}"
         )
     return nearest
 
@@ -115,6 +119,9 @@ def config_of(
     config = dataclasses.replace(config, **usual)
     if changes := config.changes_to(architecture):
         raise InputError(f"{architecture.name} with {_named(config, changes)} is not supported")
+    if architecture.rotates and config.rotary_channels % 2:
+        rotated = count_of(config.rotary_channels, "rotated channel")
+        raise InputError(f"heads with {rotated} are not supported: channels rotate in pairs")
     _check_others(architecture, settings, saved, config)
     return config
 

@@ -61,7 +61,7 @@ def test_what_the_config_calls_published_can_be_exported():
         ({**PRESETS["llama"], "qk_norm": True, "bias": True}, "qk_norm=True", "--no-qk-norm"),
         (
             {**PRESETS["llama"], "n_embd": 28},
-            "heads with an odd number of channels, 7",
+            "an odd number of channels per head, 7",
             "--head-size 8",
         ),
         ({**PRESETS["gpt2"], "head_size": 8}, "head_size=8; the nearest is GPT-2", "--head-size 6"),

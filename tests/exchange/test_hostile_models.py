@@ -134,6 +134,7 @@ def refusal(path):
         ({**NEO, "attention_types": [[["global"], 10**12]]}, "as a part of GPT-Neo"),
         ({**NEO, "attention_types": [[["far"], 1]]}, "layers with 'far' are not supported"),
         ({**NEOX, "rotary_pct": 1.5}, "rotary_share=1.5 must be"),
+        ({**NEOX, "rotary_pct": 0.25}, "heads with 1 rotated channel are not supported"),
         ({**NEOX, "hidden_act": "relu"}, "hidden_act='relu' is not supported; GPT-NeoX has gelu"),
         ({**NEOX, "use_parallel_residual": "no"}, "parallel_residual='no' must be true or false"),
         ({"head_dim": 64}, "q_proj.weight is 8 x 8; the model that it describes has 128 x 8"),
