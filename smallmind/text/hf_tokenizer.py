@@ -311,7 +311,9 @@ class HFTokenizer(Tokenizer):
     def digest(self) -> str:
         # As JSON, a vocabulary of 262,144 would take a second.
         model = dict(self.contents["model"])
-        merges = [x if isinstance(x, str) else " ".join(x) for x in model.pop("merges", [])]
+        merges = model.pop("merges", [])
+        if set(map(type, merges)) - {str}:
+            merges = map(" ".join, merges)
         names = self.pieces if isinstance(model["vocab"], dict) else []
         model |= {} if not names else {"vocab": None}
         rest = {"kind": self.kind, "contents": {**self.contents, "model": model}}
@@ -454,8 +456,10 @@ def _model(described: Mapping[str, Any], models: Any) -> Any:
     known = {name: described.get(name) for name in MODELS[kind].split()}
     fields = {name: x for name, x in known.items() if x is not None}
     if kind == "BPE":
-        sides = iter(sides_of(fields["merges"]))
-        fields["merges"] = list(zip(sides, sides, strict=True))
+        merges = fields["merges"]
+        if set(map(type, merges)) != {tuple}:  # they come from JSON
+            sides = iter(sides_of(merges))
+            fields["merges"] = list(zip(sides, sides, strict=True))
     if kind == "Unigram":
         fields["vocab"] = [tuple(pair) for pair in fields["vocab"]]
     return getattr(models, kind)(**fields)

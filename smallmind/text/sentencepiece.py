@@ -139,10 +139,10 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
 
 
 @without_collector()
-def merges_of(pieces: Pieces) -> list[str]:
+def merges_of(pieces: Pieces) -> list[tuple[str, str]]:
     """Returns all pairs of tokens that make a token, in the order in which they are merged."""
     tokens, scores = pieces.tokens, pieces.scores.astype(np.float64)
-    # Pairs are written with a space between them.
+    # Some programs write pairs with a space between them.
     allowed = np.array([" " not in token for token in tokens], np.bool_)
     if pieces.style == "sentencepiece":
         allowed &= pieces.types == NORMAL
@@ -155,7 +155,7 @@ def merges_of(pieces: Pieces) -> list[str]:
         order = np.lexsort((lengths[left], token, rank))
     texts = np.array(tokens, object)  # from which many are taken at once
     lefts, rights = (texts[side[order]].tolist() for side in (left, right))
-    return list(map(" ".join, zip(lefts, rights, strict=True)))
+    return list(zip(lefts, rights, strict=True))
 
 
 def pairs(tokens: list[str], allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
