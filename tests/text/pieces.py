@@ -168,3 +168,8 @@ def file_of(name):
 
 
 MADE = ("wordpiece", "metaspace", "prepend")
+
+
+def written(tokenizer):
+    """What its tokenizer.json holds: pairs of tokens are lists there."""
+    return json.loads(json.dumps(tokenizer.contents))
