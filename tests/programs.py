@@ -20,6 +20,8 @@ CATS = "the cat sat on the mat. the dog sat on the log.\n" * 60
 
 ROOT = Path(__file__).parents[1]
 
+PATIENCE = 600  # seconds for an answer: on a busy machine, with all kernels to compile
+
 
 def finished(words, cwd=ROOT, timeout=None, **environment):
     """A process that has ended, with its status and what it printed on both streams."""

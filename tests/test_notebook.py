@@ -9,6 +9,7 @@ import pytest
 from nbclient import NotebookClient
 
 from smallmind import Run
+from tests.programs import PATIENCE
 
 # The shortest run that logs, evaluates and measures. NumPy's kernels need no compiling.
 SETUP = """
@@ -53,7 +54,10 @@ def shown(tmp_path_factory):
         for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):
             patch.setenv(name, str(place / name))
         client = NotebookClient(
-            notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": place}}
+            notebook,
+            timeout=PATIENCE,
+            kernel_name="python3",
+            resources={"metadata": {"path": place}},
         )
         client.execute()
     found = {}

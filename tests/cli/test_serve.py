@@ -16,11 +16,11 @@ import pytest
 import smallmind
 from smallmind.cli import main, serve
 from smallmind.cli.serve import MISSING
-from tests.programs import started
+from tests.programs import PATIENCE, started
 from tests.serve.conftest import saved_model
 
 httpx = pytest.importorskip("httpx")
-LAST_SECONDS = 5  # for answers, when the server is stopped
+connections = pytest.importorskip("smallmind.serve.connections")
 TEXTS = {
     "completion": ("/v1/completions", {"prompt": "a" * 2**20}),
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 30_000}),
@@ -106,7 +106,7 @@ def test_the_flags_reach_the_server(model):
         address = address_in(server)
         for host, status in (("gpu.lan:1", 200), ("nas", 200), ("other.lan", 403)):
             asked = {"Host": host, "Origin": "http://localhost:3000"}
-            answer = httpx.get(f"{address}/v1/models", headers=asked)
+            answer = httpx.get(f"{address}/v1/models", headers=asked, timeout=PATIENCE)
             assert answer.status_code == status
         server.send_signal(signal.SIGINT)
 
@@ -148,8 +148,9 @@ def serving(model, *flags, program=("-m", "smallmind"), **settings):
 # On a busy machine an answer may take longer than the seconds that it has at the end.
 PATIENT = """
 import sys
-from smallmind.cli import main, serve
-serve.LAST_SECONDS = 600
+from smallmind.cli import main
+from smallmind.serve import connections
+connections.SHUTDOWN_SECONDS += 600
 main(sys.argv[1:])
 """
 
@@ -165,7 +166,8 @@ def address_in(server):
 def test_a_signal_ends_it(model, name):
     with serving(model) as server:
         address = address_in(server)
-        assert httpx.get(f"{address}/v1/models").json()["data"][0]["id"] == "small"
+        answer = httpx.get(f"{address}/v1/models", timeout=PATIENCE)
+        assert answer.json()["data"][0]["id"] == "small"
         server.send_signal(getattr(signal, name))
         rest = server.stdout.read()
     assert rest.startswith("Finishing answers in progress") and server.returncode == 0, rest
@@ -185,12 +187,12 @@ def test_signals_end_it_while_requests_are_read_or_answered(tmp_path, text, endi
 
     def ask(address):
         with contextlib.suppress(httpx.HTTPError):
-            httpx.post(f"{address}{path}", json={"model": "small", **fields}, timeout=60)
+            httpx.post(f"{address}{path}", json={"model": "small", **fields}, timeout=PATIENCE)
 
     with serving(model) as server:
         address = address_in(server)
         asked = {"model": "small", "prompt": "a", "max_tokens": 1}
-        httpx.post(f"{address}/v1/completions", json=asked, timeout=60)
+        httpx.post(f"{address}/v1/completions", json=asked, timeout=PATIENCE)
         clients = [threading.Thread(target=ask, args=(address,)) for _ in range(3)]
         for client in clients:
             client.start()
@@ -217,9 +219,10 @@ def test_the_token_is_that_of_a_file_or_a_variable_and_nobody_else_sees_it(model
         environment = {"SMALLMIND_TOKEN": variable} if variable else {}
         with serving(model, *flags, env={**os.environ, **environment}) as server:
             address = address_in(server)
-            assert httpx.get(f"{address}/v1/models").status_code == 401
+            assert httpx.get(f"{address}/v1/models", timeout=PATIENCE).status_code == 401
             headers = {"Authorization": f"Bearer {token}"}
-            assert httpx.get(f"{address}/v1/models", headers=headers).status_code == 200
+            answer = httpx.get(f"{address}/v1/models", headers=headers, timeout=PATIENCE)
+            assert answer.status_code == 200
             assert not any(token in word for word in psutil.Process(server.pid).cmdline())
             server.send_signal(signal.SIGINT)
 
@@ -234,12 +237,11 @@ def test_the_browser_is_not_given_the_token_in_its_address(model, monkeypatch):
         started, should_exit = True, False
 
         def run(self, sockets):
-            end = time.monotonic() + 60
+            end = time.monotonic() + PATIENCE
             while not opened and time.monotonic() < end:
                 time.sleep(0.01)
             sockets[0].close()
 
-    connections = importlib.import_module("smallmind.serve.connections")
     monkeypatch.setattr(connections, "server_of", lambda _app: Server())
     main(["serve", str(model), "--port", "0", "--token", "s3cret"])
     assert len(opened) == 1 and "s3cret" not in opened[0]
@@ -269,8 +271,10 @@ def test_an_answer_is_finished_first(model):
     with serving(model, program=("-c", PATIENT)) as server:
         address = address_in(server)
         asked = {"model": "small", "prompt": "a", "max_tokens": 300, "stream": True}
-        httpx.post(f"{address}/v1/completions", json={**asked, "max_tokens": 1}, timeout=60)
-        with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=60) as answer:
+        httpx.post(f"{address}/v1/completions", json={**asked, "max_tokens": 1}, timeout=PATIENCE)
+        with httpx.stream(
+            "POST", f"{address}/v1/completions", json=asked, timeout=PATIENCE
+        ) as answer:
             lines = answer.iter_lines()
             first = next(lines)
             server.send_signal(signal.SIGINT)
@@ -289,7 +293,7 @@ def test_clients_that_leave_in_the_middle_of_a_request_are_not_reported(model, c
                     client.shutdown(socket.SHUT_WR)
                     while client.recv(1000):
                         pass
-        assert httpx.get(f"{address}/v1/models").status_code == 200
+        assert httpx.get(f"{address}/v1/models", timeout=PATIENCE).status_code == 200
         server.send_signal(signal.SIGINT)
     assert capfd.readouterr().err == ""
 
@@ -299,7 +303,9 @@ def test_an_answer_that_takes_too_long_is_not_waited_for(model):
         address = address_in(server)
         asked = {"model": "small", "prompt": "a", "max_tokens": 10_000_000, "stream": True}
         with (
-            httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=60) as answer,
+            httpx.stream(
+                "POST", f"{address}/v1/completions", json=asked, timeout=PATIENCE
+            ) as answer,
             pytest.raises(httpx.HTTPError),
         ):
             lines = answer.iter_lines()
@@ -309,13 +315,14 @@ def test_an_answer_that_takes_too_long_is_not_waited_for(model):
             for _ in lines:
                 pass
         took = time.monotonic() - begin
-    assert took > LAST_SECONDS / 2 and server.returncode == 0
+    assert took > connections.SHUTDOWN_SECONDS / 2 and server.returncode == 0
 
 
 def test_what_is_not_of_this_machine_needs_the_token(model):
     with serving(model, "--host", "0.0.0.0", "--token", "secret") as server:
         address = address_in(server)
-        assert httpx.get(f"{address}/v1/models").status_code == 401
+        assert httpx.get(f"{address}/v1/models", timeout=PATIENCE).status_code == 401
         headers = {"Authorization": "Bearer secret"}
-        assert httpx.get(f"{address}/v1/models", headers=headers).status_code == 200
+        answer = httpx.get(f"{address}/v1/models", headers=headers, timeout=PATIENCE)
+        assert answer.status_code == 200
         server.send_signal(signal.SIGINT)

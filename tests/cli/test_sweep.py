@@ -12,7 +12,7 @@ from smallmind.cli.program import make_parser
 from smallmind.cli.sweep import _flags, _plan
 from smallmind.files.lock import is_held
 from smallmind.settings.sources import FIELDS, WITHOUT_GAIN
-from tests.programs import CATS, refuses, started
+from tests.programs import CATS, PATIENCE, refuses, started
 
 SIZE = {"n_layer": 1, "n_head": 2, "n_embd": 8, "block_size": 8, "batch_size": 2, "log_every": 1}
 SIZE |= {"backend": "numpy", "val_batches": 1, "warmup_steps": 2, "steps": 150, "save_every": 10}
@@ -82,7 +82,7 @@ def test_what_cannot_be_swept_is_refused_before_anything_is_written(sweep, cli):
 
 
 def wait_until(condition):
-    end = time.monotonic() + 120
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -26,7 +26,7 @@ from smallmind.writing.sampling import Drawing, SeenTokens, choose_each
 from tests.exchange import chat
 from tests.exchange.full import Full
 from tests.exchange.models import MODELS, ONLY_TRANSFORMERS, tokenizer_of, varied
-from tests.programs import printed_by, refuses
+from tests.programs import PATIENCE, printed_by, refuses
 from tests.text import published
 
 NODE = shutil.which("node")
@@ -105,7 +105,7 @@ def asked(page, *calls):
     """The answers of the programs in a page to calls, each a name and its arguments."""
     path = page.with_suffix(".json")
     path.write_text(json.dumps(calls), encoding="utf-8")
-    return json.loads(printed_by([NODE, f"{HERE}page.js", str(page), str(path)], timeout=100))
+    return json.loads(printed_by([NODE, f"{HERE}page.js", str(page), str(path)], timeout=PATIENCE))
 
 
 def written(model, tokenizer, prompt, **settings):

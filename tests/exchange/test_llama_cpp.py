@@ -23,6 +23,7 @@ from tests.exchange import chat
 from tests.exchange.adapters import adapted, saved
 from tests.exchange.models import MODELS, TEXT, model_of, tokenizer_of
 from tests.exchange.weights import GEMMA3, SMOLLM2, real
+from tests.programs import PATIENCE
 from tests.text import published
 
 xllamacpp = pytest.importorskip("xllamacpp")
@@ -56,7 +57,7 @@ def served(path, adapter=None):
     def ask(endpoint, **body):
         url, kind = f"{server.listening_address}/{endpoint}", {"Content-Type": "application/json"}
         request = urllib.request.Request(url, json.dumps(body).encode(), kind)
-        with urllib.request.urlopen(request, timeout=600) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return json.load(answer)
 
     yield ask  # ends with the last reference to the server

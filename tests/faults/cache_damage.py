@@ -4,7 +4,7 @@ import random
 import sys
 from pathlib import Path
 
-from tests.programs import finished
+from tests.programs import PATIENCE, finished
 
 PAGE = 4096
 # Two steps of training use every kernel of float32; the digest is that of all weights.
@@ -25,7 +25,7 @@ print(hashlib.sha256(model.flat.data.tobytes()).hexdigest())
 def outcome(cache, program=STEPS):
     """Runs the program with this cache -> exit status, output, and errors but for "Compiling"."""
     words = [sys.executable, "-W", "error", "-c", program]
-    result = finished(words, timeout=600, SMALLMIND_CACHE_DIR=str(cache))
+    result = finished(words, timeout=PATIENCE, SMALLMIND_CACHE_DIR=str(cache))
     lines = result.stderr.splitlines(keepends=True)
     errors = "".join(line for line in lines if not line.startswith("Compiling "))
     return result.returncode, result.stdout, errors

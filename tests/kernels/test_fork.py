@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.programs import finished, printed_by
+from tests.programs import PATIENCE, finished, printed_by
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
@@ -36,7 +36,7 @@ ADVICE = "RuntimeError kernels cannot run in a process that was forked after the
 
 def run(program, **environment):
     words = [sys.executable, "-c", START + program]
-    return printed_by(words, timeout=120, **environment).splitlines()
+    return printed_by(words, timeout=PATIENCE, **environment).splitlines()
 
 
 @pytest.mark.parametrize("layer", ["omp", "workqueue"])

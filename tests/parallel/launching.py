@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.programs import last_of_each
+from tests.programs import PATIENCE, last_of_each
 
 ROOT = Path(__file__).parents[2]
 MARK = "SMALLMIND_TEST_RUN"  # the variable by which the processes of a run are found
-BOUND = 300  # seconds in which every program here ends: they may have to compile all kernels
+BOUND = PATIENCE  # seconds in which every program here ends
 OPEN_MPI = "Open MPI"
 
 

@@ -19,6 +19,7 @@ from smallmind.parallel import environment, launch
 from smallmind.parallel.group import ALONE, Group
 from smallmind.parallel.shards import bounds
 from smallmind.settings.settings import Settings
+from tests.programs import PATIENCE
 
 NAMES = (*environment.SIZES, *environment.RANKS)
 
@@ -198,7 +199,9 @@ def test_a_start_of_mpi_that_never_ends_has_a_bound(tmp_path):
     code = "from smallmind.parallel.launch import join; join(0.3)"
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
     environ = {**os.environ, "PMI_RANK": "0", "PMI_SIZE": "2", "PYTHONPATH": path}
-    process = subprocess.run([sys.executable, "-c", code], check=False, env=environ, timeout=60)
+    process = subprocess.run(
+        [sys.executable, "-c", code], check=False, env=environ, timeout=PATIENCE
+    )
     assert process.returncode == -signal.SIGALRM
 
 

@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from tests.programs import refuses
+from tests.programs import PATIENCE, refuses
 from tests.runs.small import FIELDS, TEXT, create
 
 pytest.importorskip("starlette")
@@ -19,7 +19,9 @@ pytest.importorskip("uvicorn")
 
 
 def answer(url, **settings):
-    with urllib.request.urlopen(urllib.request.Request(url, **settings), timeout=60) as response:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, **settings), timeout=PATIENCE
+    ) as response:
         return response.headers, response.read().decode()
 
 

@@ -9,6 +9,7 @@ import pytest
 from smallmind import ModelConfig, Tokenizer, TransformerModel
 from smallmind.text.templates import fit_template
 from tests.exchange.models import varied
+from tests.programs import PATIENCE
 
 pytest.importorskip("starlette")
 uvicorn = pytest.importorskip("uvicorn")
@@ -56,13 +57,13 @@ def serving(paths, port=0, **options):
         yield f"http://127.0.0.1:{number}", app
     finally:
         server.should_exit = True
-        thread.join(100)  # however busy the machine is
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
 
 def new_client(address):
     """A client that reads no certificates, which takes longer than most tests."""
-    return httpx.Client(base_url=address, timeout=60, verify=False)
+    return httpx.Client(base_url=address, timeout=PATIENCE, verify=False)
 
 
 @contextlib.contextmanager
@@ -76,7 +77,7 @@ def talking(paths, **options):
 
 
 def wait_for(condition):
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -15,6 +15,7 @@ from smallmind.serve.api import Answer, RequestLimits
 from smallmind.serve.engine import prompt_part
 from smallmind.writing.chat import Chat
 from smallmind.writing.generation import generate, generate_samples
+from tests.programs import PATIENCE
 from tests.serve.conftest import (
     TEXT,
     httpx,
@@ -486,7 +487,7 @@ def test_a_body_that_is_too_large_is_refused(client):
 def endless(client):
     """A stream that takes long."""
     body = {"model": "text", "prompt": "fox", "max_tokens": 4096, "stream": True}
-    return httpx.stream("POST", f"{client.base_url}/v1/completions", json=body, timeout=60)
+    return httpx.stream("POST", f"{client.base_url}/v1/completions", json=body, timeout=PATIENCE)
 
 
 def test_a_client_that_leaves_frees_its_slot(models):

@@ -12,6 +12,7 @@ import pytest
 
 from smallmind import Run
 from tests.exchange.weights import SMOLLM2, real
+from tests.programs import PATIENCE
 from tests.serve.conftest import serving
 
 MESSAGES = [{"role": "user", "content": "The fox?"}]
@@ -92,7 +93,7 @@ def test_bodies_of_clients_are_answered(address, name):
     path = "chat/completions" if "messages" in body else "completions"
     model = "chat" if "messages" in body else "text"
     asked = {"model": model, **body}
-    answer = httpx.post(f"{address}/v1/{path}", json=asked, timeout=60)
+    answer = httpx.post(f"{address}/v1/{path}", json=asked, timeout=PATIENCE)
     assert answer.status_code == 200, answer.text
     if body.get("stream"):
         *parts, end = [x.removeprefix("data: ") for x in answer.text.split("\n\n") if x]
@@ -108,7 +109,7 @@ def test_bodies_of_clients_are_answered(address, name):
 def test_what_would_change_the_answer_is_refused_by_name(address, changed):
     (name,) = changed
     body = {"model": "text", **SILLYTAVERN, **changed}
-    answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
+    answer = httpx.post(f"{address}/v1/completions", json=body, timeout=PATIENCE)
     assert answer.status_code == 400 and name in answer.json()["error"]["message"]
 
 

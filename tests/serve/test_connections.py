@@ -9,6 +9,7 @@ import pytest
 
 from smallmind.serve import connections
 from smallmind.serve.api import RequestLimits
+from tests.programs import PATIENCE
 from tests.serve.conftest import httpx, line_of, serving, slow_down, talking, wait_for
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -26,7 +27,7 @@ BEGINNINGS = {
 
 def connected(address, beginning=b""):
     host, port = address.removeprefix("http://").split(":")
-    client = socket.create_connection((host, int(port)), timeout=60)
+    client = socket.create_connection((host, int(port)), timeout=PATIENCE)
     client.sendall(beginning)
     return client
 
@@ -49,10 +50,11 @@ def test_a_request_that_is_not_complete_is_not_waited_for(models, monkeypatch, b
     with serving(models[:1]) as (address, _), connected(address, BEGINNINGS[beginning]) as client:
         found = rest(client)
         assert found.startswith((b"HTTP/1.1 408 Request Timeout", b"HTTP/1.1 200 OK"))
+        monkeypatch.setattr(connections, "HEADERS_SECONDS", PATIENCE)  # of a client that is whole
         if b" 408 " in found:
             error = json.loads(found.partition(b"\r\n\r\n")[2])["error"]
             assert error["message"] == "the request was not complete after 0.2 seconds"
-        assert httpx.get(f"{address}/v1/models").status_code == 200
+        assert httpx.get(f"{address}/v1/models", timeout=PATIENCE).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_a_client_that_sends_byte_by_byte_is_not_waited_for_longer(models, monke
     monkeypatch.setattr(connections, "BODY_SECONDS", 0.3)
     with serving(models[:1]) as (address, _), connected(address, beginning) as client:
         client.settimeout(0.01)
-        end, found = time.monotonic() + 60, b""
+        end, found = time.monotonic() + PATIENCE, b""
         while time.monotonic() < end and not found:
             try:
                 client.sendall(b" ")
@@ -100,7 +102,7 @@ def test_a_client_that_waits_to_be_asked_for_its_body_is_refused_before(address)
 def test_a_client_that_asks_again_has_as_long_as_the_first_time(models, monkeypatch):
     monkeypatch.setattr(connections, "HEADERS_SECONDS", 2.0)
     with serving(models[:1]) as (address, _):
-        client = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+        client = http.client.HTTPConnection(address.removeprefix("http://"), timeout=PATIENCE)
         client.connect()
         first = client.sock
         for _ in range(12):
@@ -118,7 +120,7 @@ def test_half_open_connections_do_not_shut_others_out(models, monkeypatch, begin
         clients = [connected(address, BEGINNINGS[beginning]) for _ in range(20)]
         body = {"model": "text", "prompt": "fox", "max_tokens": 2}
         for _ in range(3):
-            answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
+            answer = httpx.post(f"{address}/v1/completions", json=body, timeout=PATIENCE)
             assert answer.status_code == 200
         closed = [rest(client) for client in clients[:10]]  # those that have waited for longest
         # The system resets a connection that is closed before all that it has sent was read.
@@ -133,7 +135,7 @@ def test_clients_that_are_answered_are_not_closed_for_others(models, monkeypatch
     with talking(models[:1]) as (client, app):
         slow_down(client, app, 0.02)
         url = str(client.base_url)
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE) as answer:
             lines = answer.iter_lines()
             next(lines)
             clients = [connected(url) for _ in range(12)]
@@ -154,7 +156,7 @@ def test_a_client_that_does_not_read_is_let_go(models, monkeypatch):
     body = {"model": "text", "prompt": "fox", "max_tokens": 10**6, "logprobs": 20, "stream": True}
     data = json.dumps(body).encode()
     with serving(models[:1], limits=RequestLimits(max_tokens=10**6)) as (address, app):
-        httpx.post(f"{address}/v1/completions", json={**body, "max_tokens": 1}, timeout=60)
+        httpx.post(f"{address}/v1/completions", json={**body, "max_tokens": 1}, timeout=PATIENCE)
         line = line_of(app)
         host, port = address.removeprefix("http://").split(":")
         with socket.socket() as client:
@@ -163,4 +165,4 @@ def test_a_client_that_does_not_read_is_let_go(models, monkeypatch):
             client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(data) + data)
             wait_for(lambda: line.requests)
             wait_for(lambda: not line.requests)
-        assert httpx.get(f"{address}/v1/models").status_code == 200
+        assert httpx.get(f"{address}/v1/models", timeout=PATIENCE).status_code == 200

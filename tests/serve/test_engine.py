@@ -12,6 +12,7 @@ import smallmind
 from smallmind.serve.engine import Busy, Engine, ModelQueue, Request
 from smallmind.settings.config import GenerationConfig
 from smallmind.writing.decoder import Continuation, Decoder
+from tests.programs import PATIENCE
 from tests.serve.conftest import httpx, serving, wait_for
 
 SLOTS = 2
@@ -61,7 +62,7 @@ async def engine_of(line, waiting=32):
 
 
 async def written(request):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         tokens = [token async for news in request.tokens() for token in news]
     return "".join(token.piece for token in tokens)
 
@@ -174,7 +175,8 @@ def test_none_of_the_others_notices_5000_clients_that_leave_at_random_moments(mo
     body = {"model": "text", "prompt": "fox", "max_tokens": 12, "seed": 3}
     with serving(models, slots=4, waiting=200) as (address, app):
         host, port = address.removeprefix("http://").split(":")
-        expected = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"]
+        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=PATIENCE)
+        expected = answer.json()["choices"]
 
         async def leave(chance):
             fields = {
@@ -207,7 +209,7 @@ def test_none_of_the_others_notices_5000_clients_that_leave_at_random_moments(mo
                 await leave(chance)
 
         async def others():
-            async with httpx.AsyncClient(timeout=600) as client:
+            async with httpx.AsyncClient(timeout=PATIENCE) as client:
                 while left > 0:
                     answer = await client.post(f"{address}/v1/completions", json=body)
                     if answer.status_code != 200 or answer.json()["choices"] != expected:
@@ -221,5 +223,5 @@ def test_none_of_the_others_notices_5000_clients_that_leave_at_random_moments(mo
         for entry in app.app.state.api.models.entries():
             wait_for(lambda line=entry.loaded.line: line.is_idle)
             assert entry.loaded.line.decoder.free == 4 and not entry.loaded.line.texts
-        again = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"]
-        assert again == expected
+        again = httpx.post(f"{address}/v1/completions", json=body, timeout=PATIENCE)
+        assert again.json()["choices"] == expected

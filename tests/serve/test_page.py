@@ -17,14 +17,15 @@ from pathlib import Path
 import pytest
 
 from smallmind.writing.decoder import Decoder
+from tests.programs import PATIENCE
 from tests.runs.small import create
 from tests.serve.conftest import saved_model, serving
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
+expect.set_options(timeout=1000 * PATIENCE)
 LONG = 4000  # tokens of an answer that is still being written when something happens
 STEP = 0.005  # seconds more that a token takes
-SECONDS = 30
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def shown(browser, served):
             context = browser.new_context(viewport=viewport, **options)
             stack.callback(context.close)
             page = context.new_page()
-            page.set_default_timeout(1000 * SECONDS)
+            page.set_default_timeout(1000 * PATIENCE)
             page.on("pageerror", lambda error: complaints.append(str(error)))
             page.on("console", lambda said: complaints.append(said.text))
             page.complaints = complaints
@@ -86,11 +87,11 @@ def said(page, index=-1):
 
 
 def wait_for_end(page):
-    expect(page.locator("#send")).to_be_visible(timeout=1000 * SECONDS)
+    expect(page.locator("#send")).to_be_visible()
 
 
 def wait_for_text(page):
-    expect(said(page)).to_have_text(re.compile(".{5}"), timeout=1000 * SECONDS)
+    expect(said(page)).to_have_text(re.compile(".{5}"))
 
 
 def test_a_beginning_is_continued_and_an_edited_one_again(shown):
@@ -410,7 +411,7 @@ def test_a_server_dies_in_mid_answer_and_comes_back(shown, tmp_path):
     expect(banner).to_have_text(re.compile("The server .*Trying again"))
     before = said(page).text_content()
     with program(port, model):
-        expect(banner).to_be_hidden(timeout=1000 * SECONDS)
+        expect(banner).to_be_hidden()
         page.fill("#settings [name=max_tokens]", "5")
         page.get_by_role("button", name="Continue this answer").click()
         wait_for_end(page)

@@ -11,6 +11,7 @@ import threading
 
 import pytest
 
+from tests.programs import PATIENCE
 from tests.serve.conftest import httpx, new_client, saved_model, serving, talking
 
 BODY = {"model": "text", "prompt": "fox", "max_tokens": 2}
@@ -26,7 +27,7 @@ def status(address, method="GET", path="/v1/models", headers=None, body=None):
     given = {"Host": f"{host}:{port}", **(headers or {}), "Content-Length": len(content)}
     lines = [f"{name}: {value}" for name, value in given.items() if value is not None]
     head = "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode()
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
         connection.sendall(head + content)
         answer = http.client.HTTPResponse(connection, method=method)
         answer.begin()
@@ -133,7 +134,7 @@ def test_a_site_that_is_allowed_needs_the_token_itself(open_address):
     other = {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site"}
     assert status(open_address, headers=cookie) == 200
     assert status(open_address, headers={**cookie, **other}) == 401
-    answer = httpx.get(f"{open_address}/v1/models", headers=other)
+    answer = httpx.get(f"{open_address}/v1/models", headers=other, timeout=PATIENCE)
     assert answer.headers["access-control-allow-origin"] == other["Origin"]  # it can read why
     assert status(open_address, headers={"Host": "evil.example", **other, **TOKEN}) == 403
 
@@ -150,7 +151,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("headers", "name", "advice"), REFUSALS)
 def test_a_refusal_names_what_was_asked_for_and_the_flag(address, headers, name, advice):
-    answer = httpx.get(f"{address}/v1/models", headers=headers)
+    answer = httpx.get(f"{address}/v1/models", headers=headers, timeout=PATIENCE)
     error = answer.json()["error"]
     assert answer.status_code == 403 and error["type"] == "permission_error"
     assert name in error["message"] and advice in error["message"]
@@ -165,7 +166,7 @@ def test_a_link_elsewhere_leads_to_the_page_and_to_nothing_else(address):
 
 
 def test_the_health_of_a_server_needs_no_token(open_address):
-    answer = httpx.get(f"{open_address}/health")
+    answer = httpx.get(f"{open_address}/health", timeout=PATIENCE)
     assert answer.status_code == 200 and answer.json() == {"status": "ok"}
     assert status(open_address, "HEAD", "/health") == 200
     assert status(open_address, path="/health", headers={"Host": "evil.example"}) == 403
@@ -242,7 +243,7 @@ def test_a_token_is_asked_for_and_compared(models):
             cookie = login.headers["set-cookie"].lower()
             assert login.status_code == 204 and "httponly" in cookie and "samesite=strict" in cookie
             assert client.get("/v1/models").status_code == 200
-        assert httpx.post(f"{address}/api/session").status_code == 401
+        assert httpx.post(f"{address}/api/session", timeout=PATIENCE).status_code == 401
 
 
 PATHS = [
@@ -265,10 +266,10 @@ def test_paths_lead_to_nothing_else(address, path):
 def test_answers_are_never_taken_for_pages(address):
     hostile = "<script>alert(1)</script>"
     answers = [
-        httpx.get(f"{address}/v1/models/{hostile}"),
-        httpx.post(f"{address}/v1/completions", json={"model": hostile}),
-        httpx.get(f"{address}/{hostile}"),
-        httpx.post(f"{address}/v1/completions", content=hostile),
+        httpx.get(f"{address}/v1/models/{hostile}", timeout=PATIENCE),
+        httpx.post(f"{address}/v1/completions", json={"model": hostile}, timeout=PATIENCE),
+        httpx.get(f"{address}/{hostile}", timeout=PATIENCE),
+        httpx.post(f"{address}/v1/completions", content=hostile, timeout=PATIENCE),
     ]
     for answer in answers:
         assert answer.headers["content-type"] == "application/json"
@@ -277,7 +278,7 @@ def test_answers_are_never_taken_for_pages(address):
 
 
 def test_the_policy_of_the_page_lets_only_its_own_script_run(address):
-    answer = httpx.get(f"{address}/")
+    answer = httpx.get(f"{address}/", timeout=PATIENCE)
     policy = answer.headers["content-security-policy"]
     assert "unsafe" not in policy and "http" not in policy and "*" not in policy
     assert policy.count("'sha256-") == 2 and "connect-src 'self'" in policy
@@ -302,7 +303,7 @@ def raw(address, request):
     read them all."""
     host, port = address.removeprefix("http://").split(":")
     found = b""
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
         try:
             connection.sendall(request)
             connection.shutdown(socket.SHUT_WR)

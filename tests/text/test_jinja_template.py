@@ -26,7 +26,7 @@ from smallmind.text.chat import TEXT as TEXT_ROLE
 from smallmind.text.jinja_process import Traced, of_template
 from smallmind.text.jinja_template import JinjaTemplate
 from smallmind.text.templates import TEMPLATES, KnownTemplate, fit_template, format_of
-from tests.programs import output_of, started
+from tests.programs import PATIENCE, output_of, started
 
 pytest.importorskip("jinja2")
 START, END, BEGIN, THINK, THOUGHT = SPECIAL = (
@@ -513,7 +513,7 @@ def test_no_process_remains_when_the_one_that_asks_is_killed(template):
             assert parent.stdout.readline() == "done\n"
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-    gone, alive = psutil.wait_procs([renderer], timeout=120)
+    gone, alive = psutil.wait_procs([renderer], timeout=PATIENCE)
     assert gone and not alive
 
 

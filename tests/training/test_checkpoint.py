@@ -12,7 +12,7 @@ from smallmind.training import checkpoint as module
 from smallmind.training.checkpoint import BackgroundSaver, load, newest, save, verify
 from smallmind.training.state import RunState, Snapshot
 from tests.faults.disk import assert_sound, checkpoint, names
-from tests.programs import finished
+from tests.programs import PATIENCE, finished
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -260,7 +260,7 @@ if sys.argv[2] == "interrupt":
 
 @pytest.mark.parametrize("end", ["plain", "interrupt"])
 def test_the_interpreter_ends_after_the_save(tmp_path, end):
-    finished([sys.executable, "-c", EXIT, str(tmp_path), end], timeout=60)
+    finished([sys.executable, "-c", EXIT, str(tmp_path), end], timeout=PATIENCE)
     assert_sound(newest(tmp_path)[0], {2})
 
 
