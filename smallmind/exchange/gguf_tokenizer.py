@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from smallmind.checks import InputError, shown_value
+from smallmind.text import tokenizer_json
 from smallmind.text.bpe_tokenizer import BPETokenizer
 from smallmind.text.byte_tokenizer import ByteTokenizer
 from smallmind.text.char_tokenizer import CharTokenizer
 from smallmind.text.hf_tokenizer import BYTE, HFTokenizer, model_type
 from smallmind.text.sentencepiece import SPACE, Pieces, contents_of, pairs
 from smallmind.text.tokenizer import Tokenizer
-from smallmind.text.tokenizer_json import added_token, sides_of
+from smallmind.text.tokenizer_json import added_token, byte_level, sides_of
 
 PREFIX = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, OF_BYTE = range(1, 7)  # types of tokens
@@ -23,13 +24,43 @@ SPECIAL = (CONTROL, USER_DEFINED, UNUSED)
 READING = ("add_space_prefix", "remove_extra_whitespaces", "precompiled_charsmap")
 # llama.cpp's names of our patterns, and whether merges are ignored; the first is written.
 SPLITS = {
-    "gpt-2": ("gpt2", False),
-    "smollm": ("gpt2-digits", False),
-    "starcoder": ("gpt2-digits", False),
-    "dbrx": ("gpt4", False),
-    "smaug-bpe": ("gpt4", False),
-    "llama-bpe": ("gpt4", True),
-    "qwen2": ("gpt4-digits", False),
+    name: meaning
+    for names, meaning in {
+        "gpt-2 phi-2 mpt olmo jais trillion gigachat exaone4 granite-docling": ("gpt2", False),
+        "smollm starcoder refact command-r codeshell exaone minerva-7b": ("gpt2-digits", False),
+        "dbrx smaug-bpe glm4 chatglm-bpe": ("gpt4", False),
+        "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral lfm2 midm-2.0": ("gpt4", True),
+        "qwen2 deepseek-r1-qwen stablelm2 hunyuan megrez kormo": ("gpt4-digits", False),
+    }.items()
+    for name in names.split()
+}
+# And of those that only the package `tokenizers` knows here: expressions that divide texts one
+# after another. Source: https://github.com/ggml-org/llama.cpp, "src/llama-vocab.cpp".
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+CASED = [rf"[^\r\n\p{{L}}\p{{N}}]?{x}" for x in (rf"{UPPER}*{LOWER}+", rf"{UPPER}+{LOWER}*")]
+REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = rf"{CASED[0]}{SUFFIX}|{CASED[1]}{SUFFIX}|\p{{N}}{{1,3}}|{REST}"
+GPT2_WORDS = tokenizer_json.GPT2.removesuffix(r"|\s+")
+EXPRESSIONS = {
+    "default": ([r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]"], False),
+    "falcon": ([r"[\p{P}\$\+<=>\^~\|`]+", GPT2_WORDS, "[0-9][0-9][0-9]"], False),
+    "deepseek-coder": (
+        ["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u0800-一가-\ud7ff]+", r"\p{N}"],
+        False,
+    ),
+    "deepseek-v3": (
+        [
+            r"\p{N}{1,3}",
+            "[一-龥\u3040-\u309f\u30a0-\u30ff]+",
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+            r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        False,
+    ),
+    "gpt-4o": ([O200K], False),
+    "llama4": ([O200K], False),
+    "tekken": ([rf"{CASED[0]}|{CASED[1]}|\p{{N}}|{REST}"], True),
 }
 
 
@@ -80,10 +111,12 @@ def _of_bpe(tokenizer: BPETokenizer) -> dict[str, Any]:
 
 
 def _of_pieces(tokenizer: HFTokenizer) -> dict[str, Any]:
-    """Describes SentencePiece's BPE and Unigram. InputError for all others.
+    """Describes SentencePiece's BPE and Unigram, and byte-level BPE. InputError for all others.
 
     llama.cpp knows BERT's tokens too, but it ends each text with [SEP].
     """
+    if (pattern := _pattern_of(tokenizer)) is not None:
+        return _of_expressions(tokenizer, pattern)
     model, pieces = tokenizer.contents["model"], list(tokenizer.pieces)
     kind = {"BPE": "llama", "Unigram": "t5"}.get(model_type(model), "")
     reading = _reading(tokenizer, kind)
@@ -118,6 +151,32 @@ def _of_pieces(tokenizer: HFTokenizer) -> dict[str, Any]:
     if tokenizer.end_of_text is not None:
         keys |= dict.fromkeys(("bos_token_id", "eos_token_id"), np.uint32(tokenizer.end_of_text))
     return {**keys, "add_bos_token": False, "add_eos_token": False}
+
+
+def _pattern_of(tokenizer: HFTokenizer) -> str | None:
+    """Returns llama.cpp's name of how byte-level BPE divides texts; None if it has none."""
+    contents, model = tokenizer.contents, tokenizer.contents["model"]
+    if contents.get("normalizer") or tokenizer.strips or model_type(model) != "BPE":
+        return None
+    wanted = tokenizer_json.patterns_of(contents.get("pre_tokenizer"))
+    meaning = wanted, bool(model.get("ignore_merges"))
+    return next((name for name, meant in EXPRESSIONS.items() if meant == meaning), None)
+
+
+def _of_expressions(tokenizer: HFTokenizer, pattern: str) -> dict[str, Any]:
+    """Describes byte-level BPE that divides texts by one of EXPRESSIONS."""
+    pieces, sides = list(tokenizer.pieces), iter(sides_of(tokenizer.contents["model"]["merges"]))
+    types = np.full(len(pieces), NORMAL, np.int32)
+    for content, i in tokenizer.special.items():
+        types[i] = USER_DEFINED if content in tokenizer.shown else CONTROL
+    for i, piece in enumerate(pieces):
+        if not piece or piece == f"[PAD{i}]":
+            pieces[i], types[i] = f"[PAD{i}]", UNUSED
+    keys = {"model": "gpt2", "pre": pattern, "tokens": pieces, "token_type": types}
+    keys["merges"] = list(map(" ".join, zip(sides, sides, strict=True)))
+    end = np.uint32(tokenizer.end_of_text or 0)
+    ends = {"bos_token_id": end, "eos_token_id": end}
+    return {**keys, **ends, "add_bos_token": False, "add_eos_token": False}
 
 
 def _isolated(tokenizer: HFTokenizer) -> list[int]:
@@ -259,13 +318,15 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _bpe(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
-    pattern = _text(metadata, "pre")
+    pattern = metadata.get(f"{PREFIX}pre", "default")
+    types = _types(metadata, tokens)
+    if pattern in EXPRESSIONS:
+        return _by_expressions(tokens, types, metadata[f"{PREFIX}merges"], *EXPRESSIONS[pattern])
     if pattern not in SPLITS:
         raise InputError(
-            f"its tokenizer splits texts by the pattern {shown_value(pattern)}; supported are "
-            f"{', '.join(SPLITS)}"
+            f"its tokenizer splits texts by the pattern {shown_value(pattern)}, which is not "
+            "supported; use the model's Hugging Face folder, whose tokenizer.json describes it"
         )
-    types = _types(metadata, tokens)
     split, ignore_merges = SPLITS[pattern]
     special = {tokens[i]: i for i in np.flatnonzero(np.isin(types, SPECIAL)).tolist()}
     shown = [tokens[i] for i in np.flatnonzero(types == USER_DEFINED).tolist()]
@@ -282,6 +343,25 @@ def _bpe(metadata: Mapping[str, Any], tokens: list[str]) -> Tokenizer:
             "special": special,
             "vocabulary": ["" if token in special else token for token in tokens],
         }
+    )
+
+
+def _by_expressions(
+    tokens: list[str],
+    types: np.ndarray,
+    merges: list[str],
+    expressions: list[str],
+    ignore_merges: bool,
+) -> HFTokenizer:
+    special = {tokens[i]: i for i in np.flatnonzero(np.isin(types, SPECIAL)).tolist()}
+    shown = frozenset(tokens[i] for i in np.flatnonzero(types == USER_DEFINED).tolist())
+    numbers = {token: i for i, token in enumerate(tokens)}
+    if len(numbers) < len(tokens):
+        raise ValueError("two of its tokens are the same")
+    rules = tokenizer_json.Rules(ignore_merges=ignore_merges, shown=shown)
+    divided = tokenizer_json.split_by(expressions)
+    return HFTokenizer.from_json(
+        tokenizer_json.contents(numbers, merges, divided, byte_level(None), special, rules)
     )
 
 

@@ -1,8 +1,8 @@
-"""Tokenizers of other programs that are not byte-level BPE, run by the package `tokenizers`.
+"""Tokenizers of other programs, run by the package `tokenizers`.
 
-SentencePiece's BPE and Unigram, WordPiece, or a vocabulary of words: a tokenizer.json says
-everything about them. Files of SentencePiece and GGUF are brought into this form by
-`text.sentencepiece`.
+SentencePiece's BPE and Unigram, WordPiece, a vocabulary of words, or byte-level BPE that divides
+texts in a way that BPETokenizer does not know: a tokenizer.json says everything about them. Files
+of SentencePiece and GGUF are brought into this form by `text.sentencepiece`.
 """
 
 import codecs
@@ -20,13 +20,14 @@ import numpy as np
 from smallmind.checks import InputError, check_type, shown_value, suggesting
 from smallmind.files import safetensors
 from smallmind.files.encoding import encoded
+from smallmind.text import tokenizer_json
 from smallmind.text.byte_alphabet import as_bytes
 from smallmind.text.tokenizer import CHUNK, Spelled, Tokenizer, batched, special_names
 from smallmind.text.tokenizer_json import added_token, sides_of, without_collector
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 # Models of the package `tokenizers`, and what each is built from.
-OF_BPE = "dropout unk_token continuing_subword_prefix end_of_word_suffix"
+OF_BPE = "unk_token continuing_subword_prefix end_of_word_suffix"
 MODELS = {
     "BPE": f"vocab merges {OF_BPE} fuse_unk byte_fallback ignore_merges",
     "Unigram": "vocab unk_id byte_fallback",
@@ -337,7 +338,9 @@ class HFTokenizer(Tokenizer):
         if model_type(model) not in MODELS:
             return False
         is_bytes = model_type(model) == "BPE" and not model.get("byte_fallback")
-        return not is_bytes or decoder.get("type") in ("BPEDecoder", "Metaspace", "Sequence")
+        if not is_bytes or decoder.get("type") in ("BPEDecoder", "Metaspace", "Sequence"):
+            return True
+        return not tokenizer_json.is_plain(data)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "HFTokenizer":
@@ -453,6 +456,8 @@ def _encoders(contents: Mapping[str, Any], model: Any = None) -> _Encoders:
 
 def _model(described: Mapping[str, Any], models: Any) -> Any:
     kind = model_type(described)
+    if described.get("dropout"):
+        raise InputError("its model has dropout, with which the tokens of a text are random")
     known = {name: described.get(name) for name in MODELS[kind].split()}
     fields = {name: x for name, x in known.items() if x is not None}
     if kind == "BPE":

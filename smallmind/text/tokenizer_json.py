@@ -6,7 +6,8 @@ Format: https://github.com/huggingface/tokenizers, "tokenizers/src/tokenizer/ser
 import gc
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ _SIMILAR = (
 SPLITS = {GPT2: "gpt2", GPT4: "gpt4", _SIMILAR % "{1,3}": "gpt4", _SIMILAR % "": "gpt4-digits"}
 PATTERNS = {"gpt2": GPT2, "gpt4": GPT4, "gpt2-digits": GPT2, "gpt4-digits": _SIMILAR % ""}
 DIGITS = {"type": "Digits", "individual_digits": True}
+STRIPPING = ("single_word", "lstrip", "rstrip")  # how added tokens may differ from their names
 
 
 class Rules(NamedTuple):
@@ -74,6 +76,18 @@ def check_model(data: dict[str, Any]) -> None:
             raise InputError(f"its model has {setting}={model[setting]!r}, which is not supported")
 
 
+def is_plain(data: dict[str, Any]) -> bool:
+    """Returns True if a file of byte-level BPE has only what BPETokenizer computes itself."""
+    if any(token.get(how) for token in data.get("added_tokens") or [] for how in STRIPPING):
+        return False
+    try:
+        check_model(data)
+        rules_of(data)
+        return split_of(data["pre_tokenizer"]) is not None
+    except InputError:
+        return False
+
+
 def never_merges(data: dict[str, Any]) -> bool:
     """Returns True if a file of BPE has neither merges nor a normalizer."""
     model = data["model"]
@@ -97,7 +111,7 @@ def rules_of(data: dict[str, Any]) -> Rules:
 
 def contents(
     vocabulary: dict[str, int],
-    merges: list[list[str]],
+    merges: list[list[str]] | list[str],
     pre_tokenizer: dict[str, Any] | None,
     decoder: dict[str, Any],
     special: Mapping[str, int] | None = None,
@@ -135,7 +149,7 @@ def added_token(
     content: str, token: int, special: bool = True, normalized: bool = False
 ) -> dict[str, Any]:
     """Describes an added token, which is found wherever its name is."""
-    how = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    how = dict.fromkeys(STRIPPING, False)
     return {
         "id": token,
         "content": content,
@@ -152,11 +166,29 @@ def byte_level(split: str | None) -> dict[str, Any]:
         return whole
     if split == "gpt2-digits":
         return {"type": "Sequence", "pretokenizers": [DIGITS, whole]}
-    unsplit = {**BYTE_LEVEL, "use_regex": False}
-    if split is None:
-        return unsplit
-    isolated = {"pattern": {"Regex": PATTERNS[split]}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [{"type": "Split", **isolated}, unsplit]}
+    return {**BYTE_LEVEL, "use_regex": False} if split is None else split_by([PATTERNS[split]])
+
+
+def split_by(patterns: Iterable[str]) -> dict[str, Any]:
+    """Returns the pre-tokenizer that splits texts by one pattern, its parts by the next, ..."""
+    how = {"behavior": "Isolated", "invert": False}
+    steps = [{"type": "Split", "pattern": {"Regex": pattern}, **how} for pattern in patterns]
+    return {"type": "Sequence", "pretokenizers": [*steps, byte_level(None)]}
+
+
+def patterns_of(pre_tokenizer: Any) -> list[str] | None:
+    """Returns the patterns of which `split_by` makes such a pre-tokenizer; None if of none."""
+    *splits, last = (pre_tokenizer or {}).get("pretokenizers") or [{}]
+    if {**last, "trim_offsets": True} != byte_level(None):
+        return None
+    patterns = [r"\p{N}" if step == DIGITS else _isolating(step) for step in splits]
+    return None if None in patterns else [x for x in patterns if x is not None]
+
+
+def _isolating(step: Mapping[str, Any]) -> str | None:
+    pattern = step.get("pattern") or {}
+    regex = pattern.get("Regex", re.escape(pattern.get("String", "")))
+    return str(regex) if step == split_by([regex])["pretokenizers"][0] else None
 
 
 def split_of(pre_tokenizer: Any) -> str | None:
@@ -193,7 +225,7 @@ def special_tokens(data: dict[str, Any]) -> dict[str, int]:
         content, number = token["content"], token["id"]
         if not isinstance(content, str) or not content or type(number) is not int or number < 0:
             raise InputError(f"its added token {content!r} is damaged")
-        if any(token.get(how) for how in ("single_word", "lstrip", "rstrip")):
+        if any(token.get(how) for how in STRIPPING):
             raise InputError(f"its added token {content!r} strips spaces, which is not supported")
         special[content] = number
     return special

@@ -12,9 +12,9 @@ from smallmind.corpus.corpus import Corpus
 from smallmind.corpus.preparation import Encoding, prepare
 from smallmind.exchange import gguf_file
 from smallmind.exchange.gguf import GGUF
-from smallmind.exchange.gguf_tokenizer import metadata_of, tokenizer_of
+from smallmind.exchange.gguf_tokenizer import EXPRESSIONS, metadata_of, tokenizer_of
 from smallmind.exchange.published import of_metadata
-from smallmind.text import hf_tokenizer
+from smallmind.text import hf_tokenizer, tokenizer_json
 from smallmind.text.chat import LEARNED, Turn
 from smallmind.text.templates import TEMPLATES, format_of
 from smallmind.writing.generation import Writer
@@ -141,6 +141,49 @@ def test_llama_cpp_makes_the_same_tokens(name, tmp_path):
                 assert found == tokenizer.prompt(text).tolist()
 
 
+def divided_by(pattern, path):
+    """Bytes in pairs, divided as llama.cpp divides texts by this pattern, in GGUF -> the path."""
+    expressions, ignores = EXPRESSIONS[pattern]
+    data = pieces.file_of("bytes")
+    data["pre_tokenizer"] = tokenizer_json.split_by(expressions)
+    data["model"]["ignore_merges"] = ignores
+    data["added_tokens"] = data["added_tokens"][:2]
+    tokenizer, place = Tokenizer.from_json(data), path / "model.gguf"
+    model = model_of("Llama", tokenizer, n_embd=32, n_head=2, n_kv_head=2, block_size=64)
+    smallmind.export(model, tokenizer, place, "gguf")
+    return tokenizer, place
+
+
+@pytest.mark.parametrize("pattern", EXPRESSIONS)
+def test_gguf_keeps_how_texts_are_divided(pattern, tmp_path):
+    tokenizer, place = divided_by(pattern, tmp_path)
+    metadata, _ = gguf_file.read(place)
+    found = metadata["tokenizer.ggml.pre"]
+    assert EXPRESSIONS[found] == EXPRESSIONS[pattern]
+    again = smallmind.load(place, "numpy")[1]
+    assert again.end_of_text == tokenizer.end_of_text == tokenizer.special["</s>"]
+    for text in pieces.hard(300):
+        ids = tokenizer.encode(text).tolist()
+        assert again.encode(text).tolist() == ids
+        assert again.decode(ids) == tokenizer.decode(ids)
+    if pattern == "default":  # early files do not say how
+        del metadata["tokenizer.ggml.pre"]
+        assert tokenizer_of(metadata).digest == again.digest
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("pattern", EXPRESSIONS)
+def test_llama_cpp_divides_texts_in_the_same_way(pattern, tmp_path):
+    pytest.importorskip("xllamacpp")
+    from tests.exchange.test_llama_cpp import served
+
+    tokenizer, place = divided_by(pattern, tmp_path)
+    with served(place) as ask:
+        for text in pieces.hard(150):
+            found = ask("tokenize", content=text, parse_special=False)["tokens"]
+            assert found == tokenizer.encode(text, special=False).tolist(), text
+
+
 @pytest.mark.interop
 def test_gguf_is_read_as_transformers_reads_it(tmp_path):
     transformers = pytest.importorskip("transformers")
@@ -159,6 +202,7 @@ def test_gguf_is_read_as_transformers_reads_it(tmp_path):
         ("unigram", "llama.cpp has no tokenizer that divides texts as this one does"),
         ("metaspace", "llama.cpp has no tokenizer that divides texts as this one does"),
         ("wordpiece", "llama.cpp has no tokenizer that divides texts as this one does"),
+        ("bytes", "llama.cpp has no tokenizer that divides texts as this one does"),
         ("prepend", "llama.cpp would merge"),
     ],
 )

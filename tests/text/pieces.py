@@ -129,6 +129,23 @@ def _made(name):
         trainer = trainers.UnigramTrainer(
             vocab_size=700, special_tokens=special, unk_token="<unk>", show_progress=False
         )
+    elif name == "bytes":  # DeepSeek Coder
+        made = tokenizers.Tokenizer(models.BPE())
+        words = [tokenizers.Regex(x) for x in (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+")]
+        made.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                *(pre_tokenizers.Split(x, "isolated") for x in words),
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+        made.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=700,
+            special_tokens=["<s>", "</s>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
     else:  # Llama 2's normalizer
         special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
         made = tokenizers.Tokenizer(
@@ -167,9 +184,9 @@ def file_of(name):
     return data
 
 
-MADE = ("wordpiece", "metaspace", "prepend")
+MADE = ("wordpiece", "metaspace", "prepend", "bytes")
 
 
 def written(tokenizer):
-    """What its tokenizer.json holds: pairs of tokens are lists there."""
+    """The contents of its tokenizer.json, in which pairs of tokens are lists."""
     return json.loads(json.dumps(tokenizer.contents))
