@@ -46,15 +46,16 @@ EXPRESSIONS = {
     "default": ([r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]"], False),
     "falcon": ([r"[\p{P}\$\+<=>\^~\|`]+", GPT2_WORDS, "[0-9][0-9][0-9]"], False),
     "deepseek-coder": (
-        ["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u0800-一가-\ud7ff]+", r"\p{N}"],
+        [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u0800-一가-\ud7ff]+", r"\p{N}"],
         False,
     ),
     "deepseek-v3": (
         [
             r"\p{N}{1,3}",
             "[一-龥\u3040-\u309f\u30a0-\u30ff]+",
-            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-            r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+            r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|"""
+            r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+            r"|\s*[\r\n]+|\s+(?!\S)|\s+",
         ],
         False,
     ),
@@ -156,7 +157,8 @@ def _of_pieces(tokenizer: HFTokenizer) -> dict[str, Any]:
 def _pattern_of(tokenizer: HFTokenizer) -> str | None:
     """Returns llama.cpp's name of how byte-level BPE divides texts; None if it has none."""
     contents, model = tokenizer.contents, tokenizer.contents["model"]
-    if contents.get("normalizer") or tokenizer.strips or model_type(model) != "BPE":
+    normalizer = contents.get("normalizer") or {}
+    if normalizer.get("normalizers", normalizer) or tokenizer.strips or model_type(model) != "BPE":
         return None
     wanted = tokenizer_json.patterns_of(contents.get("pre_tokenizer"))
     meaning = wanted, bool(model.get("ignore_merges"))

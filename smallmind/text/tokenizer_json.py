@@ -182,7 +182,10 @@ def patterns_of(pre_tokenizer: Any) -> list[str] | None:
     if {**last, "trim_offsets": True} != byte_level(None):
         return None
     patterns = [r"\p{N}" if step == DIGITS else _isolating(step) for step in splits]
-    return None if None in patterns else [x for x in patterns if x is not None]
+    if None in patterns:
+        return None
+    # Some files have line breaks themselves where others have their names.
+    return [str(pattern).replace("\r", r"\r").replace("\n", r"\n") for pattern in patterns]
 
 
 def _isolating(step: Mapping[str, Any]) -> str | None:

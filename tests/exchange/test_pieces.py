@@ -1,7 +1,9 @@
 """Tokenizers of SentencePiece, Unigram and WordPiece in directories, in GGUF and in runs."""
 
+import importlib.util
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from tests.exchange.models import model_of
 from tests.exchange.weights import GEMMA3, real
 from tests.programs import edited, refuses
 from tests.text import pieces
+from tests.text.published import TEXT
 
 pytest.importorskip("tokenizers")
 NAMES = (*pieces.TRAINED, *pieces.MADE)
@@ -180,6 +183,42 @@ def test_llama_cpp_divides_texts_in_the_same_way(pattern, tmp_path):
     tokenizer, place = divided_by(pattern, tmp_path)
     with served(place) as ask:
         for text in pieces.hard(150):
+            found = ask("tokenize", content=text, parse_special=False)["tokens"]
+            assert found == tokenizer.encode(text, special=False).tolist(), text
+
+
+def as_published(name):
+    """The path of a tokenizer.json that comes with the package litellm."""
+    found = importlib.util.find_spec("litellm") or pytest.skip("no litellm")
+    return next(Path(found.origin).parent.rglob(f"{name}_tokenizer.json"))
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", ["anthropic", "deepseek"])
+def test_published_bytes_in_pairs_make_the_tokens_of_the_package(name):
+    tokenizers = pytest.importorskip("tokenizers")
+    ours = Tokenizer.load(as_published(name))
+    theirs = tokenizers.Tokenizer.from_file(str(as_published(name)))
+    for text in (*pieces.hard(1000), TEXT):
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text).tolist() == ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.interop
+def test_llama_cpp_makes_the_tokens_of_a_published_file(tmp_path):
+    pytest.importorskip("xllamacpp")
+    from tests.exchange.test_llama_cpp import served
+
+    tokenizer, place = Tokenizer.load(as_published("deepseek")), tmp_path / "model.gguf"
+    model = model_of("Llama", tokenizer, n_embd=32, n_head=2, n_kv_head=2, block_size=64)
+    smallmind.export(model, tokenizer, place, "gguf")
+    assert gguf_file.read(place)[0]["tokenizer.ggml.pre"] == "deepseek-v3"
+    assert (
+        smallmind.load(place, "numpy")[1].encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+    )
+    with served(place) as ask:
+        for text in (*pieces.hard(200), TEXT):
             found = ask("tokenize", content=text, parse_special=False)["tokens"]
             assert found == tokenizer.encode(text, special=False).tolist(), text
 
